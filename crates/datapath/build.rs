@@ -1,4 +1,4 @@
-//! Compiles bpf/splice.bpf.c, and generates the typed view of its maps and the constants of bpf/flow.h.
+//! Compiles bpf/*.bpf.c, and generates the typed view of their maps and the constants of the headers.
 
 use libbpf_rs::btf::{Btf, types::Enum};
 use std::{
@@ -54,8 +54,10 @@ fn names(object: &Path) -> String {
         text += &format!("{allow}\nimpl {name} {{\n{constants}}}\n");
     }
     text += &labels("VERDICTS", &btf, "verdict", "V_");
-    for (name, value) in members("constant", "") {
-        text += &format!("/// `{name}` of bpf/flow.h.\npub const {name}: u32 = {value};\n");
+    for (of, header) in [("constant", "flow.h"), ("mark", "mark.h")] {
+        for (name, value) in members(of, "") {
+            text += &format!("/// `{name}` of bpf/{header}.\npub const {name}: u32 = {value};\n");
+        }
     }
     text
 }
@@ -82,9 +84,9 @@ fn labels(constant: &str, btf: &Btf<'_>, of: &str, prefix: &str) -> String {
 /// The decision logic for user space.
 #[cfg(feature = "model")]
 fn model(bpf: &Path) {
-    println!("cargo:rerun-if-changed=model/model.c");
+    println!("cargo:rerun-if-changed=model");
     cc::Build::new()
-        .file("model/model.c")
+        .files(["model/model.c", "model/siphash.c"])
         .include(bpf)
         .opt_level(2)
         .flag("-fno-strict-aliasing")

@@ -4,12 +4,14 @@
 #define LONGSPLICE_MAPS_H
 
 #include "flow.h"
+#include "mark.h"
 #include "place.h"
 #include "segment.h"
 
 /* Types that no map refers to: these variables put them into the BTF, from which user space's view is generated. */
 const volatile struct event event_layout;
 const volatile enum constant constant_layout;
+const volatile enum mark mark_layout;
 const volatile enum leg_flag leg_flag_layout;
 const volatile enum path_flag path_flag_layout;
 const volatile struct tap_record tap_record_layout;

@@ -4,12 +4,14 @@
 #ifndef LONGSPLICE_MARK_H
 #define LONGSPLICE_MARK_H
 
-#define MARK_LOCAL 0x6c73706c   /* the socket's clone on its way through ingress() */
-#define MARK_FOREIGN 0x6c73706d /* for a socket with a foreign address: a routing rule delivers it locally */
-#define MARK_HELD 0x6c73706e    /* a held segment on its way back */
-#define MARK_TAKEN 0x6c737074   /* of a connection that tpot.bpf.c has intercepted: its socket has a foreign address */
-#define MARK_PLAIN 0x6c737070   /* a reset of tpot.bpf.c, which is not to enter a tunnel */
-#define MARK_HOPS 0x6c737100    /* of the SYNs of a socket: how many proxies may intercept them, in the low byte */
+enum mark {
+	MARK_LOCAL = 0x6c73706c,   /* the socket's clone on its way through ingress() */
+	MARK_FOREIGN = 0x6c73706d, /* for a socket with a foreign address: a routing rule delivers it locally */
+	MARK_HELD = 0x6c73706e,    /* a held segment on its way back */
+	MARK_TAKEN = 0x6c737074,   /* of a connection that tpot.bpf.c has intercepted: its socket has a foreign address */
+	MARK_PLAIN = 0x6c737070,   /* a reset of tpot.bpf.c, which is not to enter a tunnel */
+	MARK_HOPS = 0x6c737100,    /* of the SYNs of a socket: how many proxies may intercept them, in the low byte */
+};
 
 #define IS_OUR_MARK(mark) (((mark) & 0xffffff00) == 0x6c737000)
 

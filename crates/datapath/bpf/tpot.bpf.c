@@ -5,6 +5,7 @@
  * with inner packets only, whatever it does with a connection: copy, splice, unsplice.
  */
 #include <linux/if_packet.h>
+#include "tpot_auth.h"
 #include "tpot_tunnel.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -174,8 +175,10 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 			return drop(T_UNTRUSTED);
 		if (answers) {
 			o = read_options(skb, &in);
-			if (!o || !o->asks)
+			if (!o || !o->size)
 				goto unproven;
+			if (!may_answer(skb, &in, o, syn, outer->t.remote))
+				return drop(T_UNAUTHENTICATED);
 			like.role = TPOT_ASKER;
 			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, &like))
 				return drop(T_FAILED);
@@ -274,7 +277,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN) {
 		o = read_options(skb, &p);
-		if (o && o->asks)
+		if (o && o->size == sizeof(struct tpot_option))
 			return intercept(skb, &p, o);
 		return syn && syn->role == TPOT_TAKER && syn->seq == p.seq ? give_up(skb, &p) : TCX_NEXT;
 	}
@@ -296,6 +299,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 {
 	struct tpot_config *c = configured();
 	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_ASKER }, *known;
+	struct tpot_option option;
 	__u64 *avoided;
 	__u8 hops;
 	int r;
@@ -325,7 +329,8 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 	syn.asked++;
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY))
 		return TCX_NEXT;
-	r = append_option(skb, p, hops);
+	option = our_option(c, sizeof(option), hops);
+	r = append(skb, p, &option, sizeof(option));
 	if (r < 0)
 		return drop(T_FAILED);
 	count(r ? T_NO_SPACE : T_ASKED);
@@ -341,7 +346,7 @@ static __always_inline int answer(struct __sk_buff *skb, struct packet *p, struc
 		if (p->ack != syn->seq + 1)
 			return TCX_NEXT;
 		o = read_options(skb, p);
-		if (!o || shrink_mss(skb, p, o) || append_option(skb, p, syn->hops - 1))
+		if (!o || shrink_mss(skb, p, o) || append_answer(skb, p, syn))
 			return drop(T_FAILED); /* without the option, the asker would not know its tunnel */
 		syn->iss = p->seq;
 		syn->answered = 1;

@@ -13,19 +13,37 @@
 /* The TCP option, all in network byte order. In a SYN it asks; in a SYN-ACK, which is tunnelled, it is the taker's answer.
  *
  *    0        1        2        3        4        5        6        7
- *   +--------+--------+--------+--------+--------+--------+--------+--------+   |  253   |   8    |      ExID       |version |
- * hops   |  capabilities   |   +--------+--------+--------+--------+--------+--------+--------+--------+
+ *   +--------+--------+--------+--------+--------+--------+--------+--------+
+ *   |  253   | length |      ExID       |version |  hops  |  capabilities   |
+ *   +--------+--------+--------+--------+--------+--------+--------+--------+
+ *   |               MAC, in the SYN-ACK of a taker that has a key           |
+ *   +--------+--------+--------+--------+--------+--------+--------+--------+
  *
  * hops: how many proxies may still intercept. capabilities: bits for what a proxy may do to the stream; none is defined, so
  * none is set. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another
  * length or version counts as none. */
 struct tpot_option {
 	__u8 kind;   /* TPOT_KIND */
-	__u8 length; /* 8 */
+	__u8 length; /* 8, or 16 with a MAC */
 	__u16 exid;  /* RFC 6994 */
 	__u8 version;
 	__u8 hops;
 	__u16 capabilities;
+};
+
+/* The option with a MAC: SipHash-2-4 of struct tpot_covered. */
+struct tpot_answer {
+	struct tpot_option option;
+	__u64 mac; /* little-endian, as the hash defines it */
+};
+
+/* What the MAC covers, in network byte order, IPv4 as ::ffff:a.b.c.d. The ISN of the SYN makes it good for one connection. */
+struct tpot_covered {
+	struct tpot_option option; /* of the SYN-ACK */
+	__u32 asker[4], server[4]; /* of the connection */
+	__u32 taker[4];            /* its end of the tunnel */
+	__u16 asker_port, server_port;
+	__u32 isn;                 /* of the SYN */
 };
 
 enum tpot_constant {
@@ -37,6 +55,7 @@ enum tpot_constant {
 	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
 	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
 	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
+	TPOT_KEYS = 4,       /* keys: two while one replaces the other, of two operators. A forged answer is hashed with each */
 };
 
 enum tpot_role {
@@ -65,7 +84,8 @@ struct tpot_config {
 	__u8 fill;
 	__u64 cgroup;  /* only its processes ask, and those of cgroups below; 0: all */
 	__u32 level;   /* of the cgroup: its distance from the root */
-	__u32 fill2;
+	__u32 keys;    /* number of keys; 0: answers are neither signed nor checked */
+	__u64 key[TPOT_KEYS][2]; /* little-endian. A taker signs with the first one, an asker accepts each */
 };
 
 /* An address of this machine, which is never intercepted. Network byte order, IPv4 as ::ffff:a.b.c.d. */
@@ -125,6 +145,7 @@ enum tpot_verdict {
 	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */
 	T_FORGOTTEN,      /* tunnelled packet of a connection that this proxy does not know any more: answered with an RST */
 	T_UNTRUSTED,      /* answer of a proxy that may not intercept: dropped */
+	T_UNAUTHENTICATED, /* answer without a MAC that one of our keys has made: dropped */
 	T_ENCAPSULATED,
 	T_DECAPSULATED,
 	T_PLAIN,          /* packet of the asker outside of the tunnel: accepted */

@@ -57,6 +57,20 @@ struct {
 	__type(value, __u32);
 } tpot_addresses SEC(".maps");
 
+/* An answer that is signed or checked. */
+struct signing {
+	struct tpot_answer answer;
+	struct tpot_covered covered;
+	__u64 mac; /* as it should be */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct signing);
+} tpot_signing SEC(".maps");
+
 /* Destinations that have only answered SYNs without the option, and when, ns, CLOCK_MONOTONIC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

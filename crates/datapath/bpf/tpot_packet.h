@@ -22,7 +22,8 @@ struct options {
 	__u8 bytes[64];
 	__u32 cursor;
 	__u32 mss;      /* offset of the value in the options; 0: none */
-	__u32 asks;     /* the segment has our option */
+	__u32 size;     /* of our option; 0: none. Only an answer may have the longer one */
+	__u32 at;       /* where it is */
 	__u32 hops;     /* of our option */
 };
 
@@ -160,7 +161,7 @@ __noinline int find_options(struct __sk_buff *skb, __u32 at, __u32 len)
 
 	if (!o || !c)
 		return 0;
-	o->cursor = o->mss = o->asks = 0;
+	o->cursor = o->mss = o->size = 0;
 	if (!len)
 		return 1;
 	len = ((len - 1) & 63) + 1; /* before Linux 6.8, the verifier learns nothing from a comparison with 0 */
@@ -183,9 +184,11 @@ __noinline int find_options(struct __sk_buff *skb, __u32 at, __u32 len)
 			return 0;
 		if (kind == 2 && size == 4)
 			o->mss = n + 2;
-		if (kind == TPOT_KIND && size == sizeof(struct tpot_option) && o->bytes[(n + 2) & 63] == c->exid >> 8 &&
-		    o->bytes[(n + 3) & 63] == (c->exid & 0xff) && o->bytes[(n + 4) & 63] == TPOT_VERSION) {
-			o->asks = 1;
+		if (kind == TPOT_KIND && (size == sizeof(struct tpot_option) || size == sizeof(struct tpot_answer)) &&
+		    o->bytes[(n + 2) & 63] == c->exid >> 8 && o->bytes[(n + 3) & 63] == (c->exid & 0xff) &&
+		    o->bytes[(n + 4) & 63] == TPOT_VERSION) {
+			o->size = size;
+			o->at = n;
 			o->hops = o->bytes[(n + 5) & 63];
 		}
 		o->cursor = n + size;
@@ -243,23 +246,26 @@ static __always_inline int set_length(struct __sk_buff *skb, const struct packet
 	return p->v6 ? 0 : bpf_l3_csum_replace(skb, p->l3 + 10, old, new, 2);
 }
 
+static __always_inline struct tpot_option our_option(const struct tpot_config *c, __u8 length, __u8 hops)
+{
+	return (struct tpot_option){
+		.kind = TPOT_KIND, .length = length, .exid = bpf_htons(c->exid), .version = TPOT_VERSION, .hops = hops,
+	};
+}
+
 /* Append our option to a SYN or SYN-ACK. Returns 0 if it is there, 1 if it does not fit, and below 0 on errors, after which the
  * packet may be damaged. */
-static __always_inline int append_option(struct __sk_buff *skb, const struct packet *p, __u8 hops)
+static __always_inline int append(struct __sk_buff *skb, const struct packet *p, void *option, __u32 size)
 {
-	struct tpot_config *c = configured();
-	__u32 end = p->l4 + p->doff, size = sizeof(struct tpot_option), check = p->l4 + 16;
+	__u32 end = p->l4 + p->doff, check = p->l4 + 16;
 	__u16 old, new;
 	__s64 sum;
 
-	if (!c || p->doff + size > 60 || skb->len != end) /* data: TCP fast open */
+	if (p->doff + size > 60 || skb->len != end) /* data: TCP fast open */
 		return 1;
-	struct tpot_option o = {
-		.kind = TPOT_KIND, .length = size, .exid = bpf_htons(c->exid), .version = TPOT_VERSION, .hops = hops,
-	};
-	if (bpf_skb_change_tail(skb, end + size, 0) || bpf_skb_store_bytes(skb, end, &o, size, 0))
+	if (bpf_skb_change_tail(skb, end + size, 0) || bpf_skb_store_bytes(skb, end, option, size, 0))
 		return -1;
-	sum = bpf_csum_diff(NULL, 0, (__be32 *)&o, size, 0);
+	sum = bpf_csum_diff(NULL, 0, option, size, 0);
 	if (sum < 0 || bpf_l4_csum_replace(skb, check, 0, sum, 0))
 		return -1;
 	/* the length in the pseudo-header, then the data offset */

@@ -4,6 +4,7 @@
 use crate::{
     Datapath, abi,
     handshake::listens,
+    names::MARK_FOREIGN,
     netlink::{Netlink, request},
 };
 use nix::libc;
@@ -12,8 +13,6 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// `MARK_FOREIGN` of bpf/handshake.h.
-const MARK: u32 = 0x6c73_706d;
 /// Routing table that leads marked packets to local sockets. Its number is unlikely to be in use.
 const TABLE: u32 = 0x6c73;
 
@@ -68,7 +67,7 @@ fn rules() -> [Rule; 3] {
     const FR_ACT_NOP: u8 = 3;
     let number = |kind: u16, value: u32| (kind, value.to_ne_bytes().to_vec());
     let (skip, target) = (number(FRA_GOTO, PRIORITY + 2), number(FRA_PRIORITY, PRIORITY + 2));
-    let mark = || number(FRA_FWMARK, MARK);
+    let mark = || number(FRA_FWMARK, MARK_FOREIGN);
     [
         (FR_ACT_GOTO, vec![number(FRA_PRIORITY, PRIORITY), mark(), (FRA_IIFNAME, b"lo\0".to_vec()), skip]),
         (FR_ACT_TO_TBL, vec![number(FRA_PRIORITY, PRIORITY + 1), mark(), number(FRA_TABLE, TABLE)]),

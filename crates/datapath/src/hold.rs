@@ -5,6 +5,7 @@ use crate::{
     events::poll_ring,
     handshake::{fold, sum},
     maps::{bytes_of, from_bytes, io_error},
+    names::MARK_HELD,
     sockets::{send_frame, with_virtio_header},
 };
 use libbpf_rs::{MapCore, MapFlags};
@@ -13,9 +14,6 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt},
 };
 use std::{io, os::fd::OwnedFd};
-
-/// `MARK_HELD` of bpf/hold.h.
-const MARK: u32 = 0x6c73_706e;
 
 /// Bytes that may be on their way back at once, as the kernel counts them: all that may be held
 /// (`HOLD_ALL` of bpf/hold.h), and more than that again for overhead. With less, some of it would be lost.
@@ -118,7 +116,7 @@ pub struct Reinjector {
 /// Opens a packet socket whose frames the data path turns round, as if they had just arrived. Needs CAP_NET_RAW.
 pub(crate) fn returning_socket() -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // receives nothing
-    setsockopt(&socket, sockopt::Mark, &MARK)?;
+    setsockopt(&socket, sockopt::Mark, &MARK_HELD)?;
     with_virtio_header(&socket)?;
     Ok(socket)
 }

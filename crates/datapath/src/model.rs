@@ -114,6 +114,7 @@ unsafe extern "C" {
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
     fn model_leg_size() -> u64;
     fn model_place(t: *const abi::tuple, v6: c_int, seed: u64, pages: u32, way: u32) -> u64;
+    fn model_siphash(key: *const u64, message: *const u8, len: usize) -> u64;
 }
 
 /// Number of slots in which the entry of a key may be: `WAYS` of bpf/place.h.
@@ -126,6 +127,12 @@ pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) 
     // SAFETY: reads one key.
     let at = unsafe { model_place(&leg.to_abi(), v6.into(), seed, pages, way) };
     ((at >> 32) as u32, at as u32)
+}
+
+/// Returns the SipHash-2-4 of a message, as bpf/siphash.h computes it. The key consists of two little-endian words.
+pub fn siphash(key: [u64; 2], message: &[u8]) -> u64 {
+    // SAFETY: reads the key and the message, whose length is passed.
+    unsafe { model_siphash(key.as_ptr(), message.as_ptr(), message.len()) }
 }
 
 /// One flow: two legs and their path entries.

@@ -1,4 +1,4 @@
-//! Constants of `bpf/flow.h`, generated from the object's BTF at build time.
+//! Constants of `bpf/flow.h` and `bpf/mark.h`, generated from the object's BTF at build time.
 
 use crate::abi;
 

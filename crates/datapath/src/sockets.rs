@@ -1,6 +1,6 @@
 //! Socket options and ioctls for which no safe wrapper exists.
 
-use crate::Tuple;
+use crate::{Tuple, names::MARK_HOPS};
 use bytes::BufMut;
 use nix::{
     libc,
@@ -42,8 +42,7 @@ pub fn set_transparent(fd: impl AsFd, v6: bool) -> io::Result<()> {
 
 /// Lets so many proxies intercept the socket's connection (`MARK_HOPS` of bpf/mark.h). Needs CAP_NET_ADMIN.
 pub fn set_hops(fd: impl AsFd, hops: u8) -> io::Result<()> {
-    const MARK_HOPS: libc::c_int = 0x6c73_7100;
-    set_int(fd, libc::SOL_SOCKET, libc::SO_MARK, MARK_HOPS | libc::c_int::from(hops))
+    set_int(fd, libc::SOL_SOCKET, libc::SO_MARK, (MARK_HOPS | u32::from(hops)) as libc::c_int)
 }
 
 /// Returns SO_NETNS_COOKIE: a number of this network namespace that, unlike its inode, is not reused until the machine reboots.

@@ -27,7 +27,7 @@ use nix::{
 };
 use std::{
     collections::HashMap,
-    fs, io,
+    fmt, fs, io,
     net::{IpAddr, Ipv6Addr},
     ops::RangeInclusive,
     os::{
@@ -60,6 +60,16 @@ pub struct Destinations {
     pub ports: RangeInclusive<u16>,
 }
 
+/// A key that proxies share with the hosts whose connections they may intercept. Its text is never printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TpotKey(pub [u8; 16]);
+
+impl fmt::Debug for TpotKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TpotKey")
+    }
+}
+
 /// Options of [`Tpot::open`].
 #[derive(Clone, Debug)]
 pub struct TpotOptions {
@@ -71,13 +81,16 @@ pub struct TpotOptions {
     pub hops: u8,
     /// Directory of a cgroup2: only its processes, and those below it, ask for proxies. `None`: all.
     pub cgroup: Option<PathBuf>,
+    /// Keys, at most [`TPOT_KEYS`]. If there are any, connections of this host enter a tunnel only if the proxy's answer carries a
+    /// MAC that one of them has made, and answers of this machine carry one made with the first. Empty: no MAC is looked at or made.
+    pub keys: Vec<TpotKey>,
     /// Directory of the pins. `None`: one for this network namespace.
     pub pin: Option<PathBuf>,
 }
 
 impl Default for TpotOptions {
     fn default() -> Self {
-        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, cgroup: None, pin: None }
+        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, cgroup: None, keys: Vec::new(), pin: None }
     }
 }
 
@@ -85,6 +98,8 @@ impl Default for TpotOptions {
 pub const TPOT_EXID: u16 = 0x7470;
 /// Maximum number of rules.
 pub const TPOT_RULES: usize = abi::tpot_constant::TPOT_RULES.0 as usize;
+/// Maximum number of keys.
+pub const TPOT_KEYS: usize = abi::tpot_constant::TPOT_KEYS.0 as usize;
 
 /// Which end of a tunnel we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +159,9 @@ impl Tpot {
         }
         let object = load_object(open)?;
         let (cgroup, level) = options.cgroup.as_deref().map_or(Ok((0, 0)), cgroup).map_err(failed("cgroup"))?;
-        let config = abi::tpot_config { exid: options.exid, hops: options.hops, cgroup, level, ..Default::default() };
+        let (keys, key) = key_words(&options.keys).map_err(failed("keys"))?;
+        let (exid, hops) = (options.exid, options.hops);
+        let config = abi::tpot_config { exid, hops, cgroup, level, keys, key, ..Default::default() };
         let (devices, links) = (options.devices.clone(), Mutex::default());
         let tpot = Tpot { object, config, rules: Mutex::new(0), devices, links, owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
@@ -265,7 +282,7 @@ impl Tpot {
     /// Asks for no more proxies and intercepts no more connections. If none is in a tunnel, everything is detached and removed.
     /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
     pub fn close(&self) -> io::Result<usize> {
-        self.set_rules(0)?;
+        update(&self.map("tpot_config"), &0u32, &abi::tpot_config::default())?; // no rules, and no keys that stay in the kernel
         let left = self.tunnels().iter().filter(|(_, t)| !t.over).count();
         if left == 0 {
             self.owned.remove()?;
@@ -389,6 +406,16 @@ fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
         Some((Tuple::from_abi(&t), tunnel))
     };
     map.keys().filter_map(view).collect()
+}
+
+/// Returns the number of keys, and the words of each.
+fn key_words(keys: &[TpotKey]) -> io::Result<(u32, [[u64; 2]; TPOT_KEYS])> {
+    if keys.len() > TPOT_KEYS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is room for {TPOT_KEYS}")));
+    }
+    let word = |key: &TpotKey, at: usize| u64::from_le_bytes(std::array::from_fn(|i| key.0[at + i]));
+    let words = |i| keys.get(i).map_or([0; 2], |key| [word(key, 0), word(key, 8)]);
+    Ok((keys.len() as u32, std::array::from_fn(words)))
 }
 
 /// Returns the number of a cgroup, and its distance from the root.

@@ -85,8 +85,8 @@ pub use listener::{BoundSocket, Listener};
 #[doc(inline)]
 pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::{
-    ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, Tpot,
-    TpotOptions,
+    ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
+    Tpot, TpotKey, TpotOptions,
 };
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};

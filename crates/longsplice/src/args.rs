@@ -241,8 +241,16 @@ pub struct TpotHostArgs {
     ///
     /// Whoever can intercept a connection can read and change what is not encrypted, as any machine on the path could. A
     /// tunnelled connection can be led off its path, so only name proxies that you trust.
-    #[arg(long, value_name = "PREFIX", required = true)]
+    #[arg(long, value_name = "PREFIX", required_unless_present = "key_file")]
     pub proxy: Vec<Prefix>,
+
+    /// File of keys: only proxies that have one of them may intercept connections, and only with an address of --proxy, if given.
+    ///
+    /// One to four keys, each 32 hexadecimal digits on a line of its own. Empty lines and lines that begin with # are skipped.
+    /// The file must be readable by its owner only. Proxies have the same key: `key_file` in the table `tpot` of their
+    /// configuration. Whoever has a key can intercept connections as a proxy does.
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
 
     /// Ask for proxies for connections to these ports. May be repeated.
     #[arg(long, value_name = "PORT|FIRST-LAST", required = true)]

@@ -5,7 +5,10 @@ use crate::{
     args::{TpotArgs, TpotCommand, TpotHostArgs, TpotLsArgs},
 };
 use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_avoided, tpot_flush, tpot_tunnels};
-use longsplice_proxy::tpot::{Asking, tend};
+use longsplice_proxy::{
+    keys::read_keys,
+    tpot::{Asking, tend},
+};
 use serde_json::json;
 use std::{
     io::{self, Write},
@@ -32,15 +35,17 @@ pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
 
 async fn run(args: &TpotHostArgs) -> Outcome {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let TpotHostArgs { proxy, port, to, hops, exid, cgroup, device } = args;
+    let TpotHostArgs { proxy, key_file, port, to, hops, exid, cgroup, device } = args;
+    let keys = key_file.as_deref().map_or(Ok(Vec::new()), read_keys)?;
     let options = TpotOptions {
         devices: device.clone(),
         exid: *exid,
         hops: *hops,
         cgroup: cgroup.clone(),
+        keys: keys.clone(),
         ..TpotOptions::default()
     };
-    let asking = Asking { proxies: proxy.clone(), ports: port.clone(), to: to.clone(), hops: *hops, exid: *exid };
+    let asking = Asking { proxies: proxy.clone(), keys, ports: port.clone(), to: to.clone(), hops: *hops, exid: *exid };
     let tpot = Arc::new(Tpot::open(&options)?);
     let each = "every --proxy is a rule, and so is every --to with every --port";
     asking.begin(&tpot).map_err(|e| format!("{e}; {each}"))?;

@@ -3,13 +3,15 @@
 
 mod running;
 
-use longsplice_lab::{ChildGuard, Family, Lab, Shape, topology};
+use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, topology};
 use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
+    io::Write,
     net::{SocketAddr, TcpListener},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::PathBuf,
     process::{Command, Output},
     time::Duration,
@@ -25,7 +27,7 @@ struct Translucent {
     lab: Lab,
     file: PathBuf,
     pins: [Pins; 3],
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Translucent {
@@ -35,12 +37,15 @@ impl Translucent {
     }
 
     fn with(listeners: &str) -> Translucent {
-        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        Translucent::at(Lab::simple(Shape::TwoDevices).unwrap(), listeners)
+    }
+
+    fn at(lab: Lab, listeners: &str) -> Translucent {
         let pins = [Pins::of(&lab.forwarder), Pins::of_tpot(&lab.forwarder), Pins::of_tpot(&lab.client)];
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("longsplice.toml");
         fs::write(&file, format!("leave_flows_on_stop = true\n{listeners}")).unwrap();
-        Translucent { lab, file, pins, _dir: dir }
+        Translucent { lab, file, pins, dir }
     }
 
     fn proxy(&self) -> Running {
@@ -48,12 +53,24 @@ impl Translucent {
     }
 
     fn host(&self) -> ChildGuard {
+        self.host_that_trusts(&["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"])
+    }
+
+    fn host_that_trusts(&self, proxies: &[&str]) -> ChildGuard {
         let mut command = self.lab.client.command(LONGSPLICE);
-        command.args(["tpot", "host", "--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"]);
-        command.args(["--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]);
+        command.args(["tpot", "host", "--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]).args(proxies);
         let mut host = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
         host.wait_output("asking for proxies", PATIENCE).unwrap();
         host
+    }
+
+    /// Writes a file of keys for the host or the proxy, beside the configuration. Returns its path.
+    fn keys(&self, name: &str, lines: &[&str]) -> String {
+        let file = self.dir.path().join(name);
+        let mut options = fs::OpenOptions::new();
+        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
+        opened.unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
+        file.to_str().unwrap().into()
     }
 
     /// The connections in tunnels of the client's host.
@@ -301,4 +318,88 @@ fn a_route_to_a_new_device() {
     stop(host);
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
+}
+
+const KEYS: [&str; 3] =
+    ["00112233445566778899aabbccddeeff", "ffeeddccbbaa99887766554433221100", "0123456789abcdef0123456789abcdef"];
+
+fn keyed_listeners() -> String {
+    format!("{}{}[tpot]\nkey_file = \"proxy.keys\"\n", listener("0.0.0.0", PORT), listener("[::]", PORT))
+}
+
+/// A host that names no addresses accepts the proxy that has one of its keys, also while a key is replaced, and also if the proxy
+/// answers with SYN cookies.
+#[test]
+#[ignore = "root"]
+fn a_proxy_with_a_key_of_the_host() {
+    for (host_keys, proxy_keys, cookies) in
+        [(&KEYS[..1], &KEYS[..1], "1"), (&[KEYS[1], KEYS[0]], &[KEYS[0], KEYS[1]], "1"), (&KEYS[..2], &KEYS[1..], "2")]
+    {
+        let here = Translucent::with(&keyed_listeners());
+        here.lab.forwarder.execute("sysctl", &["-qw", &format!("net.ipv4.tcp_syncookies={cookies}")]).unwrap();
+        here.keys("proxy.keys", proxy_keys);
+        let (mut proxy, host) =
+            (here.proxy(), here.host_that_trusts(&["--key-file", &here.keys("host.keys", host_keys)]));
+        for family in Family::BOTH {
+            let at = topology::SERVER.port(family, PORT);
+            here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+            round_trip(&mut here.lab.client.run(|| running::connect(at)), &[7; 100_000]);
+        }
+        let log = stop(host);
+        assert!(log.contains("opened: 2") && !log.contains("unauthenticated"), "{log}");
+        proxy.client(&["stop"]);
+        assert!(proxy.wait().success());
+    }
+}
+
+/// A proxy without the host's key cannot intercept, whatever its address. The server answers, after the SYNs that ask.
+#[test]
+#[ignore = "root"]
+fn a_proxy_without_a_key_of_the_host() {
+    for proxy_keys in [&KEYS[2..], &[]] {
+        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+        let listeners = keyed_listeners();
+        let here = Translucent::at(
+            lab,
+            if proxy_keys.is_empty() { &listeners[..listeners.find("[tpot]").unwrap()] } else { &listeners },
+        );
+        here.keys("proxy.keys", proxy_keys);
+        let keys = here.keys("host.keys", &KEYS[..2]);
+        let (mut proxy, host) =
+            (here.proxy(), here.host_that_trusts(&["--key-file", &keys, "--proxy", "0.0.0.0/0", "--proxy", "::/0"]));
+        std::thread::scope(|scope| {
+            for family in Family::BOTH {
+                let at = topology::SERVER.port(family, PORT);
+                here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+                let here = &here;
+                scope.spawn(move || round_trip(&mut here.lab.client.run(|| running::connect(at)), &[7; 100_000]));
+            }
+        });
+        let log = stop(host);
+        assert!(log.contains("unauthenticated: ") && !log.contains("opened"), "{log}");
+        proxy.client(&["stop"]);
+        assert!(proxy.wait().success());
+    }
+}
+
+/// Mistakes show before anything is attached, and neither they nor the help tell a key.
+#[test]
+fn files_of_keys_with_mistakes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("keys");
+    for (mode, text, want) in [
+        (0o600, format!("{}\n{}\n", KEYS[0], &KEYS[1][1..]), ":2:1: 31 digits"),
+        (0o600, "# none\n".into(), "has no key"),
+        (0o644, KEYS[0].into(), "others may read or write it: chmod 600 it"),
+    ] {
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        let host = ["tpot", "host", "--port", "80", "--key-file", file.to_str().unwrap()];
+        let out = Command::new(LONGSPLICE).args(host).output().unwrap();
+        let error = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && error.contains(want) && error.contains(file.to_str().unwrap()), "{error}");
+        assert!(!error.contains(&KEYS[1][4..20]), "{error}");
+    }
+    let out = Command::new(LONGSPLICE).args(["tpot", "host", "--port", "80"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&out.stderr).contains("--proxy"), "{out:?}");
 }

@@ -4,6 +4,7 @@
 //! docs/configuration.md is the reference of the file, with every table and key, defaults and
 //! examples. A test compares it with the types in this module, so a new key has to be described there.
 
+mod asking;
 mod cache;
 mod file;
 mod filter;

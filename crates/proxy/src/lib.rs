@@ -28,6 +28,7 @@ pub mod guarded_ranges;
 mod handshake_buffer;
 pub mod hashes;
 mod http;
+pub mod keys;
 pub mod limits;
 mod onward;
 pub mod plug;

@@ -5,7 +5,7 @@ use crate::{
     config::Config,
     server::StartError,
 };
-use longsplice_engine::{Destinations, DeviceChanges, Tpot, TpotOptions};
+use longsplice_engine::{Destinations, DeviceChanges, Tpot, TpotKey, TpotOptions};
 use std::{
     io,
     net::SocketAddr,
@@ -20,9 +20,12 @@ const TEND_EVERY: Duration = Duration::from_secs(10);
 /// For which connections of this machine to ask for a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asking {
-    /// Addresses of the proxies that may intercept them.
+    /// Addresses of the proxies that may intercept them; empty: all that have one of `keys`.
     pub proxies: Vec<Prefix>,
-    /// Ports of their destinations.
+    /// Keys, one of which a proxy must have to intercept them; empty: none. This machine proves with the first one that it may
+    /// intercept connections of others.
+    pub keys: Vec<TpotKey>,
+    /// Ports of their destinations; empty: asks for none.
     pub ports: Vec<PortRange>,
     /// Addresses of their destinations; empty: all.
     pub to: Vec<Prefix>,
@@ -35,20 +38,23 @@ pub struct Asking {
 impl Default for Asking {
     fn default() -> Asking {
         let TpotOptions { hops, exid, .. } = TpotOptions::default();
-        Asking { proxies: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid }
+        Asking { proxies: Vec::new(), keys: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid }
     }
 }
 
 impl Asking {
     /// Puts it in force. Fails if there are too many rules: one for each of `proxies`, and for each of `to` with each of `ports`.
     pub fn begin(&self, tpot: &Tpot) -> io::Result<()> {
-        for proxies in &self.proxies {
-            tpot.trust(&destinations(*proxies, PortRange { first: 0, last: u16::MAX }))?;
-        }
         let everywhere = ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a prefix"));
-        for to in if self.to.is_empty() { &everywhere[..] } else { &self.to } {
+        let or_all = |prefixes: &[Prefix]| if prefixes.is_empty() { everywhere.to_vec() } else { prefixes.to_vec() };
+        if !self.keys.is_empty() || !self.proxies.is_empty() {
+            for proxies in or_all(&self.proxies) {
+                tpot.trust(&destinations(proxies, PortRange { first: 0, last: u16::MAX }))?;
+            }
+        }
+        for to in or_all(&self.to) {
             for ports in &self.ports {
-                tpot.ask(&destinations(*to, *ports))?;
+                tpot.ask(&destinations(to, *ports))?;
             }
         }
         Ok(())
@@ -75,8 +81,9 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     if let Some(device) = datapath.xdp.iter().chain(&datapath.peer).next() {
         return Err(StartError::Bypass(device.clone()));
     }
-    let Asking { hops, exid, .. } = asking.cloned().unwrap_or_default();
-    let tpot = Tpot::open(&TpotOptions { devices: datapath.devices.clone(), hops, exid, ..TpotOptions::default() })?;
+    let Asking { hops, exid, keys, .. } = asking.cloned().unwrap_or_default();
+    let devices = datapath.devices.clone();
+    let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, ..TpotOptions::default() })?;
     asking.map_or(Ok(()), |asking| asking.begin(&tpot)).map_err(StartError::Asking)?;
     Ok(Some(Arc::new(tpot)))
 }

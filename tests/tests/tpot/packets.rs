@@ -1,7 +1,7 @@
 //! Single packets through the programs of translucent proxying: every header field, and what must be refused. The numbers in the
 //! names are those of the requirements.
 
-use longsplice_datapath::{Destinations, TPOT_EXID, TestContext, tpot_flush};
+use longsplice_datapath::{Destinations, TPOT_EXID, TestContext, TpotOptions, tpot_flush};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
@@ -12,34 +12,38 @@ use longsplice_tests::{
 };
 use std::net::{IpAddr, SocketAddr};
 
-const PORT: u16 = 7000;
-const NEXT: i32 = -1;
-const DROP: i32 = 2;
+pub(crate) const PORT: u16 = 7000;
+pub(crate) const NEXT: i32 = -1;
+pub(crate) const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 /// MSS, SACK permitted, timestamps, window scale: as Linux sends them.
-const USUAL: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 0, 1, 3, 3, 7];
-const SYN_ACK: u8 = flag::SYN | flag::ACK;
+pub(crate) const USUAL: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 0, 1, 3, 3, 7];
+pub(crate) const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
 /// The option, with a number of hops.
-fn option(hops: u8) -> Vec<u8> {
+pub(crate) fn option(hops: u8) -> Vec<u8> {
     let [high, low] = TPOT_EXID.to_be_bytes();
     vec![253, 8, high, low, 1, hops, 0, 0]
 }
 
 /// The programs at a client, which asks for proxies in its own network.
-struct Host {
-    family: Family,
-    tpot: TestTpot,
-    client: SocketAddr,
-    server: SocketAddr,
-    proxy: IpAddr,
-    lab: Lab,
+pub(crate) struct Host {
+    pub(crate) family: Family,
+    pub(crate) tpot: TestTpot,
+    pub(crate) client: SocketAddr,
+    pub(crate) server: SocketAddr,
+    pub(crate) proxy: IpAddr,
+    pub(crate) lab: Lab,
 }
 
 impl Host {
     fn new(family: Family) -> Host {
+        Host::with(family, &TpotOptions::default())
+    }
+
+    pub(crate) fn with(family: Family, options: &TpotOptions) -> Host {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let tpot = lab.client.run(TestTpot::open);
+        let tpot = lab.client.run(|| TestTpot::with(options));
         let server = SERVER.port(family, PORT);
         let proxy = FORWARDER_TO_CLIENT.ip(family);
         tpot.ask(&Destinations { net: server.ip(), prefix: 255, ports: PORT..=PORT }).expect("a rule");
@@ -47,19 +51,19 @@ impl Host {
         Host { family, tpot, client: CLIENT.port(family, 4000), server, proxy, lab }
     }
 
-    fn run(&self, egress: bool, frame: &[u8]) -> (i32, u32, Vec<u8>) {
+    pub(crate) fn run(&self, egress: bool, frame: &[u8]) -> (i32, u32, Vec<u8>) {
         let mut out = Vec::new();
         let context = TestContext::default();
         let (code, mark) = self.tpot.test_run(egress, frame, &context, &mut out).expect("a test run");
         (code, mark, out)
     }
 
-    fn syn(&self) -> Packet {
+    pub(crate) fn syn(&self) -> Packet {
         Packet { seq: 1000, flags: flag::SYN, options: USUAL.to_vec(), ..packet(self.client, self.server) }
     }
 
     /// The answer to it, with the option.
-    fn answer(&self) -> Packet {
+    pub(crate) fn answer(&self) -> Packet {
         let options = [USUAL.to_vec(), option(7)].concat();
         Packet { seq: 5000, ack: 1001, flags: SYN_ACK, options, ..packet(self.server, self.client) }
     }
@@ -73,11 +77,11 @@ impl Host {
     }
 
     /// Puts a packet into the tunnel from one address to another.
-    fn tunnelled(&self, p: &Packet, from: IpAddr, to: IpAddr) -> Vec<u8> {
+    pub(crate) fn tunnelled(&self, p: &Packet, from: IpAddr, to: IpAddr) -> Vec<u8> {
         wrap(&p.frame(), from, to, p.tos)
     }
 
-    fn ask(&self) {
+    pub(crate) fn ask(&self) {
         assert_eq!(self.run(true, &self.syn().frame()).0, NEXT);
     }
 
@@ -90,13 +94,13 @@ impl Host {
 }
 
 /// An ordinary segment, without the fields that IPv6 does not have.
-fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
+pub(crate) fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
     let p = Packet::new(from, to);
     if from.is_ipv4() { p } else { Packet { id: 0, fragment: 0, ..p } }
 }
 
 /// Puts an outer header in front of a frame's IP packet.
-fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
+pub(crate) fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
     let inner = &frame[ETHERNET..];
     let mut outer = frame[..ETHERNET].to_vec();
     match (from, to) {
@@ -122,7 +126,7 @@ fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
 }
 
 /// The outer addresses, DSCP and ECN, and the frame without the outer header. Its lengths and checksum must be right.
-fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u8>) {
+pub(crate) fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u8>) {
     let ip = &frame[ETHERNET..];
     let inner = |n: usize| [&frame[..ETHERNET], &ip[n..]].concat();
     match family {

@@ -5,6 +5,7 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, PlugHandshake, Protocol, Twice,
+    asking::RawAsking,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter},
     pool::PoolConfig,
@@ -18,10 +19,10 @@ use super::{
 use crate::{
     access::{PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     access_log::LogConfig,
+    keys::read_with_mode,
     limits::Limits,
     plug::parse_listen,
     target::Target,
-    tpot::Asking,
     users::Users,
 };
 use longsplice_engine::Policy;
@@ -29,9 +30,8 @@ use serde::{Deserialize, de::MapAccess};
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    num::{NonZeroU8, NonZeroU16},
+    num::NonZeroU16,
     ops::Range,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -44,6 +44,7 @@ struct File {
     config: Config,
     listeners: Vec<Spanned<Listener>>,
     pools: BTreeMap<String, RawPool>,
+    tpot: Option<Spanned<RawAsking>>,
 }
 
 #[derive(Deserialize)]
@@ -78,7 +79,7 @@ impl Keys for File {
             FileKey::Devices => config.engine.datapath.devices = names(table.next_value()?),
             FileKey::Xdp => config.engine.datapath.xdp = names(table.next_value()?),
             FileKey::Peer => config.engine.datapath.peer = names(table.next_value()?),
-            FileKey::Tpot => config.tpot = Some(table.next_value::<RawAsking>()?.into()),
+            FileKey::Tpot => self.tpot = Some(table.next_value()?),
             FileKey::Control => config.control = table.next_value()?,
             FileKey::SourcePorts => {
                 let OrNumber(PortRange { first, last }) = table.next_value()?;
@@ -91,30 +92,6 @@ impl Keys for File {
             FileKey::LeaveFlowsOnStop => config.leave_flows_on_stop = table.next_value()?,
         }
         Ok(())
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawAsking {
-    proxies: Many<Parsed<Prefix>>,
-    ports: Many<OrNumber<PortRange>>,
-    to: Option<Many<Parsed<Prefix>>>,
-    hops: Option<NonZeroU8>,
-    exid: Option<u16>,
-}
-
-impl From<RawAsking> for Asking {
-    fn from(raw: RawAsking) -> Asking {
-        let all = |prefixes: Many<Parsed<Prefix>>| prefixes.0.into_iter().map(|p| p.0).collect();
-        let usual = Asking::default();
-        Asking {
-            proxies: all(raw.proxies),
-            ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
-            to: raw.to.map(all).unwrap_or_default(),
-            hops: raw.hops.map_or(usual.hops, NonZeroU8::get),
-            exid: raw.exid.unwrap_or(usual.exid),
-        }
     }
 }
 
@@ -306,7 +283,7 @@ impl FromStr for Method {
 
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file };
-    let Table(File { mut config, listeners, pools }) =
+    let Table(File { mut config, listeners, pools, tpot }) =
         toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
     for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
         *path = source.path(path);
@@ -325,6 +302,8 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         }
         config.listeners.push(listener);
     }
+    let intercepts = config.listeners.iter().any(|l| l.intercepts);
+    config.tpot = tpot.map(|tpot| source.asking(tpot, intercepts)).transpose()?;
     Ok(config)
 }
 
@@ -539,13 +518,6 @@ impl SourceFile<'_> {
         }
         Ok(())
     }
-}
-
-/// Returns the contents of a file, and its mode.
-fn read_with_mode(path: &Path) -> std::io::Result<(String, u32)> {
-    let file = std::fs::File::open(path)?;
-    let mode = file.metadata()?.permissions().mode();
-    Ok((std::io::read_to_string(file)?, mode))
 }
 
 fn rule(raw: RawRule) -> Rule {

@@ -228,7 +228,11 @@ fn values_that_do_not_go_together() {
     let pool = "[pool.p]\nservers = [\"a:1\"]\n";
     let route = format!("{pool}{tpot}inside = \"http\"\n[[listener.route]]\npool = \"p\"");
     expect(&route, (7, 1), "where their clients want");
-    expect(&format!("{tpot}[tpot]\nports = 80"), (4, 1), "proxies");
+    expect(&format!("{tpot}[tpot]\nports = 80"), (4, 1), "proxies = ... or key_file = ...");
+    expect(&format!("{tpot}[tpot]\nproxies = \"10.0.0.0/8\""), (4, 1), "add ports = ...");
+    expect(&format!("{tpot}[tpot]\nhops = 3"), (4, 1), "add ports = ...");
+    expect(&format!("{SOCKS}[tpot]\nexid = 3"), (4, 1), "nothing uses this");
+    expect(&format!("{tpot}[tpot]\nkey_file = \"/nowhere/keys\""), (5, 12), "cannot read /nowhere/keys");
     expect(&format!("{tpot}[tpot]\nproxies = \"10.0.0.0/8\"\nports = 80\nhops = 0"), (7, 8), "nonzero");
     expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
 }
@@ -423,6 +427,30 @@ fn users_files() {
     fs::write(&users, "").unwrap();
     fs::write(&file, socks("users_file = \"users\"\n")).unwrap();
     assert!(Config::from_file(&file).unwrap_err().to_string().contains("no users"));
+}
+
+#[test]
+fn key_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, keys) = (dir.path().join("longsplice.toml"), dir.path().join("keys"));
+    let listener = "[[listener]]\nprotocol = \"tpot\"\nlisten = \"0.0.0.0:80\"\n";
+    let write = |mode, text: &str| {
+        fs::write(&keys, text).unwrap();
+        fs::set_permissions(&keys, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let key = "000102030405060708090a0b0c0d0e0f";
+    write(0o600, key);
+    // a proxy that asks for no other one, and one whose key is enough for asking
+    for (table, ports) in [("key_file = \"keys\"", 0), ("key_file = \"keys\"\nports = 80", 1)] {
+        fs::write(&file, format!("{listener}[tpot]\n{table}\n")).unwrap();
+        let asking = Config::from_file(&file).unwrap().tpot.unwrap();
+        assert_eq!((asking.keys.len(), asking.ports.len(), asking.proxies.len()), (1, ports, 0));
+    }
+    let mistake = || Config::from_file(&file).unwrap_err().to_string();
+    write(0o600, &format!("# new\n{}\n", &key[1..]));
+    assert!(mistake().starts_with(&format!("{}:2:1: 31 digits", keys.display())), "{}", mistake());
+    write(0o640, key);
+    assert!(mistake().contains("longsplice.toml:5:12: ") && mistake().contains("chmod 600"), "{}", mistake());
 }
 
 #[test]
@@ -699,6 +727,9 @@ fn the_page_has_the_right_defaults() {
 fn the_examples_of_the_page_are_right() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("users"), "carl:pw\n").unwrap();
+    let keys = dir.path().join("tpot.keys");
+    fs::write(&keys, "000102030405060708090a0b0c0d0e0f\n").unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
     let read = |text: &str| Config::from_toml(text, &dir.path().join("longsplice.toml"));
     let all: Vec<Config> = blocks(PAGE).map(|text| read(text).unwrap_or_else(|e| panic!("{e}\n{text}"))).collect();
     assert!(all.len() >= TABLES.len() && all[0].listeners.len() == 2, "{}", all.len());
