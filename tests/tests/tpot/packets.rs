@@ -17,11 +17,11 @@ const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 /// MSS, SACK permitted, timestamps, window scale: as Linux sends them.
-const USUAL: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 0, 1, 3, 3, 7];
+pub const USUAL: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 0, 1, 3, 3, 7];
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
 /// The option, with a number of hops.
-fn option(hops: u8) -> Vec<u8> {
+pub fn option(hops: u8) -> Vec<u8> {
     let [high, low] = TPOT_EXID.to_be_bytes();
     vec![253, 8, high, low, 1, hops, 0, 0]
 }
@@ -90,13 +90,13 @@ impl Host {
 }
 
 /// An ordinary segment, without the fields that IPv6 does not have.
-fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
+pub fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
     let p = Packet::new(from, to);
     if from.is_ipv4() { p } else { Packet { id: 0, fragment: 0, ..p } }
 }
 
 /// Puts an outer header in front of a frame's IP packet.
-fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
+pub fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
     let inner = &frame[ETHERNET..];
     let mut outer = frame[..ETHERNET].to_vec();
     match (from, to) {
@@ -122,7 +122,7 @@ fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
 }
 
 /// The outer addresses, DSCP and ECN, and the frame without the outer header. Its lengths and checksum must be right.
-fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u8>) {
+pub fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u8>) {
     let ip = &frame[ETHERNET..];
     let inner = |n: usize| [&frame[..ETHERNET], &ip[n..]].concat();
     match family {
