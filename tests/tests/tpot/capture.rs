@@ -12,6 +12,7 @@ use nix::{
 };
 use std::{
     collections::HashMap,
+    fmt,
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
 };
@@ -22,7 +23,7 @@ const ROOM: usize = 200_000_000;
 const OUTGOING: u8 = 4;
 
 /// A TCP packet.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Seen {
     pub device: String,
     pub out: bool,
@@ -31,6 +32,17 @@ pub struct Seen {
     /// Length of the whole IP packet in bytes.
     pub length: usize,
     pub p: Packet,
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Seen { device, out, outer, p, .. } = self;
+        let way = if *out { "out" } else { "in" };
+        let outer = outer.map_or_else(String::new, |(from, to, _)| format!(" [{from} > {to}]"));
+        let Packet { from, to, seq, ack, flags, options, payload, .. } = p;
+        write!(f, "{device} {way}{outer} {from} > {to} seq {seq} ack {ack} flags {flags:#x}")?;
+        write!(f, " {} bytes {options:?}", payload.len())
+    }
 }
 
 impl Seen {
@@ -122,7 +134,13 @@ impl Capture {
     /// Waits until more than `n` packets of this kind have passed. Returns the next one.
     pub fn wait_nth(&mut self, what: &str, n: usize, is: impl Fn(&Seen) -> bool) -> Seen {
         let found = wait_for(super::PATIENCE, || self.seen().iter().filter(|s| is(s)).nth(n).cloned());
-        found.unwrap_or_else(|| panic!("{what}: {:#?}", &self.seen[self.seen.len().saturating_sub(20)..]))
+        found.unwrap_or_else(|| panic!("{what}: {}", self.last()))
+    }
+
+    /// The last packets, for people.
+    pub fn last(&mut self) -> String {
+        let all = self.seen();
+        all[all.len().saturating_sub(40)..].iter().map(|s| format!("\n{s:?}")).collect()
     }
 
     pub fn count(&mut self, is: impl Fn(&Seen) -> bool) -> usize {

@@ -136,7 +136,8 @@ impl Hand {
             self.tunnelled(&data)
         }
         let mut got = [0; 8];
-        open.accepted.read_exact(&mut got).expect("data");
+        let read = open.accepted.read_exact(&mut got);
+        read.unwrap_or_else(|e| panic!("{e}: {} {:?}", self.capture.last(), self.f.verdicts()));
         assert_eq!(&got, b"question", "and nothing else");
         open.seq += 8;
         open.accepted.write_all(b"answer").expect("sent");
@@ -235,11 +236,13 @@ fn r35_r36_what_is_intercepted() {
     });
 }
 
-/// A copy of the SYN that has been on its way for long.
+/// SYNs that are sent again since the answer was lost, and copies that have been on their way for long.
 #[test]
 #[ignore = "root"]
-fn r17_an_old_syn_makes_no_second_connection() {
+fn r17_a_repeated_syn_makes_no_second_connection() {
     each(|mut h| {
+        let iss = h.ask();
+        assert_eq!((h.ask(), h.ask()), (iss, iss));
         let mut open = h.open();
         let others = h.onward();
         in_each_state(&mut h, &mut open, |h, open| {
@@ -264,7 +267,7 @@ fn r23_packets_outside_of_the_tunnel_are_accepted() {
     });
 }
 
-/// Keep-alive probes, FINs that are repeated in TIME-WAIT, and a new connection of the port.
+/// Keep-alive probes, and FINs that are repeated in TIME-WAIT.
 #[test]
 #[ignore = "root"]
 fn r32_r33_a_tunnel_lasts_longer_than_its_connection() {
@@ -286,16 +289,6 @@ fn r32_r33_a_tunnel_lasts_longer_than_its_connection() {
         h.f.ended(1);
         let [(tuple, tunnel)] = h.tunnels()[..] else { panic!("{:?}", h.tunnels()) };
         assert_eq!((tuple.remote, tuple.local, tunnel.peer, tunnel.over), (h.client, h.server, h.client.ip(), true));
-        // the port again
-        let again = Packet { seq: seq + 100_000, ..h.syn() };
-        h.plain(&again);
-        let answers = |s: &Seen| s.is("f0", true) && s.has(SYN_ACK) && s.p.ack == again.seq + 1;
-        let answer = h.capture.wait("an answer", answers);
-        h.tunnelled(&h.says(again.seq + 1, answer.p.seq + 1, b""));
-        let (accepted, _) = h.listener.accept().expect("accept");
-        accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
-        h.works(&mut Open { seq: again.seq + 1, ack: answer.p.seq + 1, accepted });
-        assert!(h.tunnels().iter().all(|(_, t)| !t.over));
     });
 }
 
@@ -313,7 +306,7 @@ fn forged_packets_in_a_handshake() {
         h.plain(&rst(77));
         h.tunnelled(&rst(77));
         h.tunnelled(&wrong);
-        h.tunnelled(&Packet { flags: SYN_ACK, ..right.clone() });
+        h.tunnelled(&Packet { flags: SYN_ACK, ..wrong.clone() });
         h.tunnelled(&h.syn());
         h.send(wrap(&right.frame(), stranger, h.taker, 0));
         h.send(wrap(&right.frame(), h.client.ip(), FORWARDER_TO_SERVER.ip(h.family), 0));
@@ -349,7 +342,6 @@ fn forged_packets_of_a_connection() {
             }
             h.fence();
             h.works(open);
-            assert!(h.tunnels().iter().all(|(_, t)| !t.over), "{:?}", h.tunnels());
         });
         assert_eq!((h.onward(), h.tunnels().len()), (1, 1));
     });

@@ -7,20 +7,21 @@ use super::{
     packets::option,
     serve,
 };
+use longsplice_datapath::Destinations;
 use longsplice_engine::{Command, FlowState};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
     process::wait_for,
     topology::{
         CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND,
-        SECOND_TO_FORWARDER, SERVER,
+        SECOND_TO_FORWARDER, SERVER, SERVER_SECOND,
     },
     traffic::{Script, converse, intact},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand, packet::flag};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
 };
 
@@ -167,40 +168,6 @@ fn r5_the_server_intercepts_nothing_that_is_for_itself() {
     }
 }
 
-/// The proxy's answers are lost until the client has repeated its SYN: one connection to the server is made, not two.
-#[test]
-#[ignore = "root"]
-fn r17_a_repeated_syn_makes_no_second_connection() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asker(&lab, family);
-        let second = lab.second.as_ref().expect("a second");
-        let f = Forwarder::taker(second, everywhere(family), at_once(), false);
-        let mut capture = Capture::start(second);
-        let lossy = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
-        lab.forwarder.execute("nft", &[lossy]).expect("a rule");
-        let serving = serve(&lab, family, &Script::answerer().bytes(100_000));
-        let client = std::thread::scope(|s| {
-            let client = s.spawn(|| {
-                let script = Script::opener(1).bytes(100_000);
-                converse(dial(&lab, family, &script), &script)
-            });
-            wait_for(PATIENCE, || (asker.verdict("asked") == 2).then_some(())).expect("the second SYN");
-            capture.wait_nth("the second answer", 1, |s| s.is("g0", true) && s.has(SYN_ACK));
-            lab.forwarder.execute("nft", &["delete table inet t"]).expect("no rule");
-            client.join().expect("client")
-        });
-        let (_, server) = serving.join().expect("server");
-        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        let syns: Vec<_> = capture.seen().iter().filter(|s| s.is("g0", false) && s.has(flag::SYN)).cloned().collect();
-        assert!(syns.len() >= 2 && syns.iter().all(|s| s.p.seq == syns[0].p.seq), "{syns:?}");
-        let answers: Vec<_> = capture.seen().iter().filter(|s| s.is("g0", true) && s.has(SYN_ACK)).cloned().collect();
-        assert!(answers.iter().all(|s| s.p.seq == answers[0].p.seq && s.outer.is_some()), "{answers:?}");
-        assert_eq!(capture.count(|s| s.is("g1", true) && s.has(flag::SYN)), 1, "to the server");
-        assert_eq!(f.ended(1).len(), 1);
-    }
-}
-
 /// Segments as large as the hosts can make them, in both directions, through a proxy that copies and one that splices.
 #[test]
 #[ignore = "root"]
@@ -259,7 +226,7 @@ fn r33_ends_and_resets_are_in_the_tunnel() {
         in_tunnel(&mut capture);
         accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
         let end = accepted.read(&mut [0; 10]).map_err(|e| e.kind());
-        assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
+        assert_eq!(end, Err(ErrorKind::ConnectionReset));
         f.ended(1);
 
         // the socket is gone: the kernel resets what arrives for it
@@ -272,7 +239,7 @@ fn r33_ends_and_resets_are_in_the_tunnel() {
         in_tunnel(&mut capture);
         accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
         let end = accepted.read(&mut [0; 10]).map_err(|e| e.kind());
-        assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
+        assert_eq!(end, Err(ErrorKind::ConnectionReset));
         f.ended(1);
     }
 }
@@ -295,5 +262,60 @@ fn r44_an_edge_proxy_without_another_one() {
         intact(&client, &served).unwrap_or_else(|e| panic!("{e}\n{:?}", edge.verdicts()));
         assert!(edge.ended(1)[0].splices > 0);
         assert_eq!(["asked", "opened", "encapsulated"].map(|v| tpot.verdict(v)), [1, 0, 0]);
+    }
+}
+
+/// A host that lets routers fragment its packets (net.ipv4.ip_no_pmtu_disc), and a narrow link. Nobody reassembles what is in a
+/// tunnel, so its packets must not be fragmented either; the host hears of the link, and sends smaller ones.
+#[test]
+#[ignore = "root"]
+fn r26_tunnelled_packets_are_never_fragmented() {
+    let family = Family::V4;
+    for policy in [at_once(), by_hand()] {
+        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+        lab.forwarder.ip("link set f1 mtu 1400\n").expect("a narrow link");
+        for host in [&lab.client, &lab.server] {
+            host.sysctl("net.ipv4.ip_no_pmtu_disc", "1").expect("sysctl");
+        }
+        let asker = asker(&lab, family);
+        let second = lab.second.as_ref().expect("a second");
+        let f = Forwarder::taker(second, everywhere(family), policy, false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(2_000_000);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (_, server) = serving.join().expect("server");
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!(second.counter("Ip", "ReasmReqds"), Some(0), "no fragments of tunnelled packets");
+        assert!(asker.verdict("too-big") > 0);
+    }
+}
+
+/// Only connections to the destinations and ports of a rule ask.
+#[test]
+#[ignore = "root"]
+fn r4_who_asks() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let tpot = lab.client.run(super::TestTpot::open);
+        let host = if family == Family::V4 { 32 } else { 128 };
+        let rule = |net: IpAddr, prefix, ports| Destinations { net, prefix, ports };
+        for to in [
+            rule(SERVER.ip(family), host, PORT..=PORT + 1),
+            rule(SERVER_SECOND.ip(family), host - 2, PORT + 4..=PORT + 4), // four addresses
+            rule(SERVER_SECOND.ip(family), 0, 9..=9),
+        ] {
+            tpot.ask(&to).expect("a rule");
+        }
+        let mut capture = Capture::start(&lab.server);
+        let both = [(PORT - 1, false), (PORT, true), (PORT + 1, true), (PORT + 2, false), (PORT + 4, false), (9, true)];
+        let first = both.map(|(port, asks)| (SERVER.port(family, port), asks));
+        let second = [(PORT, false), (PORT + 4, true)].map(|(port, asks)| (SERVER_SECOND.port(family, port), asks));
+        for (to, asks) in first.into_iter().chain(second) {
+            let _listener = lab.server.run(|| TcpListener::bind(to)).expect("listen");
+            let _stream = lab.client.run(|| TcpStream::connect(to)).expect("connected");
+            let syn = capture.wait("a SYN", |s| s.has(flag::SYN) && s.p.to == to);
+            assert_eq!(hops(&syn).is_some(), asks, "{to}");
+        }
+        assert_eq!(tpot.verdict("asked"), 4);
     }
 }
