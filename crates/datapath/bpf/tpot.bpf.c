@@ -45,9 +45,7 @@ __noinline int socket_state(struct __sk_buff *skb, const struct tuple *t, int v6
 	if (!t)
 		return 0;
 	if (v6) {
-		struct tuple k = *t;
-
-		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
+		sk = bpf_skc_lookup_tcp(skb, (void *)t, sizeof(*t), BPF_F_CURRENT_NETNS, 0);
 	} else {
 		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
 
