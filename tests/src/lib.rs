@@ -15,7 +15,7 @@ use longsplice_engine::{
 };
 use longsplice_lab::{Lab, Namespace, process::wait_for};
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
@@ -88,6 +88,33 @@ fn accepting<F: Future<Output = ()> + Send + 'static>(
     }
 }
 
+/// Intercepts connections to `to`, and relays each to where its client wants.
+fn taking(
+    to: Destinations,
+    policy: Policy,
+    onward: bool,
+) -> impl AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static {
+    async move |splicer, record, ready| {
+        let tpot = TestTpot::open();
+        if onward {
+            tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
+        }
+        let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
+        ready.send(splicer.clone()).expect("the test waits");
+        loop {
+            let client = listener.accept().await.expect("accept");
+            let serve = plug(client.local(), policy.clone());
+            tokio::spawn(serve(splicer.clone(), client, record.clone()));
+        }
+    }
+}
+
+/// The port of this address, at all addresses of its family.
+pub fn everywhere(at: SocketAddr) -> Destinations {
+    let net = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    Destinations { net, prefix: 0, ports: at.port()..=at.port() }
+}
+
 impl Forwarder {
     /// Listens on `listen` in the forwarder namespace and relays each connection to `target`.
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
@@ -135,21 +162,13 @@ impl Forwarder {
 
     /// Intercepts connections of hosts that ask for a proxy, by translucent proxying (TPOT). `onward`: asks for another one.
     pub fn taker(at: &Namespace, to: Destinations, policy: Policy, onward: bool) -> Forwarder {
-        let policy = Arc::new(policy);
-        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
-            let tpot = TestTpot::open();
-            if onward {
-                tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
-            }
-            let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
-            ready.send(splicer.clone()).expect("the test waits");
-            loop {
-                let client = listener.accept().await.expect("accept");
-                let serve = plug(client.local(), Policy::clone(&policy));
-                tokio::spawn(serve(splicer.clone(), client, record.clone()));
-            }
-        };
-        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), accept)
+        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), taking(to, policy, onward))
+    }
+
+    /// The same in the caller's network namespace, asking for another one.
+    pub fn taker_here(to: Destinations, policy: Policy) -> Forwarder {
+        let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
+        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true))
     }
 
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are

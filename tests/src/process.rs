@@ -1,9 +1,9 @@
 //! A forwarder in a process of its own, which can be killed: the test program runs itself for its test `process`.
 
-use crate::{Forwarder, at_once, by_hand};
+use crate::{Forwarder, at_once, by_hand, everywhere};
 use longsplice_datapath::testing::stop_released;
 use longsplice_engine::{Command, FlowState, Policy, Trigger};
-use longsplice_lab::{Lab, process::wait_for};
+use longsplice_lab::{Lab, Namespace, process::wait_for};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     env,
@@ -19,6 +19,8 @@ use std::{
 };
 
 const ROLE: &str = "LONGSPLICE_TEST_FORWARDER";
+/// In place of an address to listen on.
+const TAKER: &str = "taker";
 /// Every request takes less than a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -42,11 +44,21 @@ impl Process {
     /// Starts a process in the forwarder of a lab. The calling test's
     /// file must contain a test named `process` that calls [`serve`].
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: &str) -> Process {
+        Process::with_role(&lab.forwarder, &format!("{listen} {target} {policy}"))
+    }
+
+    /// The same, but it intercepts the connections of hosts that ask for a proxy ([`Forwarder::taker`]), and asks for another
+    /// one: to `target`, of all addresses of its family.
+    pub fn taker(at: &Namespace, target: SocketAddr, policy: &str) -> Process {
+        Process::with_role(at, &format!("{TAKER} {target} {policy}"))
+    }
+
+    fn with_role(at: &Namespace, role: &str) -> Process {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         let program = env::current_exe().expect("this program has a path");
-        let mut command = lab.forwarder.command(program.to_str().expect("a path in UTF-8"));
-        command.args(["--exact", "process", "--nocapture"]).env(ROLE, format!("{listen} {target} {policy}"));
+        let mut command = at.command(program.to_str().expect("a path in UTF-8"));
+        command.args(["--exact", "process", "--nocapture"]).env(ROLE, role);
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         let mut process =
             Process { child: command.spawn().expect("the test program starts"), talk: BufReader::new(ours) };
@@ -118,8 +130,11 @@ impl Drop for Process {
 pub fn serve() {
     let Ok(role) = env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
-    let [listen, target] = [words[0], words[1]].map(|a| a.parse().expect("an address"));
-    let f = Forwarder::here(listen, target, policy(words[2]));
+    let (target, policy) = (words[1].parse().expect("an address"), policy(words[2]));
+    let f = match words[0] {
+        TAKER => Forwarder::taker_here(everywhere(target), policy),
+        listen => Forwarder::here(listen.parse().expect("an address"), target, policy),
+    };
     let talk = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().expect("stdin"));
     let mut answer = talk.try_clone().expect("stdin");
     writeln!(answer, "ready").expect("the test listens");
@@ -132,6 +147,7 @@ pub fn serve() {
             }),
             "counters" => f.verdicts().iter().for_each(|v| writeln!(answer, "{v:?}").expect("the test listens")),
             "splice" => f.command(Command::Splice),
+            "unsplice" => f.command(Command::Unsplice),
             "release" => f.command(Command::Release),
             "storm" => storm(&f, number.parse().expect("a seed")),
             "stop" => stop(&f),

@@ -13,22 +13,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* SYNs of a connection that carry the option. Something on the path may drop segments with it (TP 2.4). */
 #define ASK_TIMES 2
 
-/* Note a packet of a connection in its tunnel. Written to about once a second, since all processors share the entry. */
-static __always_inline void note(struct tpot_tunnel *tn, const struct packet *p, __u32 fin)
-{
-	__u64 at = now();
-
-	if (at - tn->seen > SECOND)
-		tn->seen = at;
-	if (p->flags & (TH_FIN | TH_RST))
-		__sync_fetch_and_or(&tn->flags, (p->flags & TH_FIN ? fin : 0) | (p->flags & TH_RST ? TPOT_RST : 0));
-}
-
-static __always_inline int is_over(const struct tpot_tunnel *tn)
-{
-	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
-}
-
 /* ---- packets that arrive ---- */
 
 /* Give a packet for an address that is not ours to our socket: `ingress` of splice.bpf.c, which sees it next, leaves the mark
@@ -52,23 +36,78 @@ static __always_inline int assign(struct __sk_buff *skb, __u32 rule)
 	return r;
 }
 
-/* Is there a socket, or a request of one, for this connection? Not a listening one: its address may be any, and its port the
- * server's. struct tuple and struct tuple4 have the layout of struct bpf_sock_tuple. */
-static __always_inline int has_socket(struct __sk_buff *skb, const struct packet *p)
+/* Return the state of the connection's socket, or of a request of one; 0: none. A listening one is none: its address may be any,
+ * and its port the server's. struct tuple and struct tuple4 have the layout of struct bpf_sock_tuple. */
+__noinline int socket_state(struct __sk_buff *skb, const struct tuple *t, int v6)
 {
-	struct tuple4 k = { p->t.remote[3], p->t.local[3], p->t.rport, p->t.lport };
 	struct bpf_sock *sk;
-	__u32 state;
+	int state;
 
-	if (p->v6)
-		sk = bpf_skc_lookup_tcp(skb, (void *)&p->t, sizeof(p->t), BPF_F_CURRENT_NETNS, 0);
-	else
+	if (!t)
+		return 0;
+	if (v6) {
+		sk = bpf_skc_lookup_tcp(skb, (void *)t, sizeof(*t), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
+
 		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
+	}
 	if (!sk)
 		return 0;
 	state = sk->state;
 	bpf_sk_release(sk);
-	return state != BPF_TCP_LISTEN;
+	return state == BPF_TCP_LISTEN ? 0 : state;
+}
+
+static __always_inline int has_socket(struct __sk_buff *skb, const struct packet *p)
+{
+	return socket_state(skb, &p->t, p->v6);
+}
+
+/* Is there a socket that has not ended? There is none for a released connection. */
+static __always_inline int is_alive(struct __sk_buff *skb, const struct packet *p)
+{
+	int state = socket_state(skb, &p->t, p->v6);
+
+	return state && state != BPF_TCP_TIME_WAIT;
+}
+
+/* Note that a packet of the connection has passed. Written to about once a second, since all processors share the entry. */
+static __always_inline void note(struct tpot_tunnel *tn)
+{
+	__u64 at = now();
+
+	if (at - tn->seen > SECOND)
+		tn->seen = at;
+}
+
+/* Note a packet that has arrived. Anybody may have forged a FIN or RST, so whoever asks whether the connection is over looks for
+ * its socket as well. Without one, only an RST with the number that we expect counts (RFC 5961, 3.2). */
+static __always_inline void note_arrival(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
+{
+	__u32 end = (p->flags & TH_FIN ? TPOT_FIN_IN : 0) | (p->flags & TH_RST ? TPOT_RST : 0);
+
+	note(tn);
+	if (end && (!(end & TPOT_RST) || p->seq == tn->ack || is_alive(skb, p)))
+		__sync_fetch_and_or(&tn->flags, end);
+}
+
+static __always_inline void note_departure(struct tpot_tunnel *tn, const struct packet *p)
+{
+	__u32 end = (p->flags & TH_FIN ? TPOT_FIN_OUT : 0) | (p->flags & TH_RST ? TPOT_RST : 0);
+
+	note(tn);
+	if (p->flags & TH_ACK)
+		tn->ack = p->ack;
+	if (end)
+		__sync_fetch_and_or(&tn->flags, end);
+	else if (tn->flags & TPOT_RST) /* it was no valid one */
+		__sync_fetch_and_and(&tn->flags, ~TPOT_RST);
+}
+
+static __always_inline int is_over(const struct tpot_tunnel *tn)
+{
+	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
 }
 
 /* A SYN with the option. */
@@ -151,7 +190,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	syn = tn ? NULL : bpf_map_lookup_elem(&tpot_syns, &in.t);
 	if (tn && same(tn->peer, outer->t.remote) && same(tn->own, outer->t.local)) {
 		tn->ifindex = skb->ifindex;
-		note(tn, &in, TPOT_FIN_IN);
+		note_arrival(skb, tn, &in);
 		taken = tn->role == TPOT_TAKER;
 		if (tn->flags & TPOT_COOKIE && has_socket(skb, &in))
 			__sync_fetch_and_and(&tn->flags, ~TPOT_COOKIE);
@@ -257,7 +296,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	if (p.proto != IPPROTO_TCP)
 		return from_tunnel(skb, &p);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
-	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN && is_over(tn)) {
+	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN && is_over(tn) && !is_alive(skb, &p)) {
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}
@@ -268,7 +307,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	if (tn && tn->role == TPOT_ASKER)
 		return drop(T_PLAIN_REFUSED);
 	if (tn) {
-		note(tn, &p, TPOT_FIN_IN);
+		note_arrival(skb, tn, &p);
 		count(T_PLAIN);
 		return deliver(skb);
 	}
@@ -279,6 +318,7 @@ int tpot_ingress(struct __sk_buff *skb)
 		o = read_options(skb, &p);
 		if (o && o->size == sizeof(struct tpot_option))
 			return intercept(skb, &p, o);
+		count(T_UNASKED);
 		return syn && syn->role == TPOT_TAKER && syn->seq == p.seq ? give_up(skb, &p) : TCX_NEXT;
 	}
 	/* The server itself has answered. */
@@ -378,7 +418,7 @@ int tpot_egress(struct __sk_buff *skb)
 		tn = NULL;
 	}
 	if (tn) {
-		note(tn, &p, TPOT_FIN_OUT);
+		note_departure(tn, &p);
 		r = encapsulate(skb, &p, tn->peer, tn->own);
 		/* The next hop was chosen for the inner destination. That is the taker's peer, but not the asker's. */
 		return r == TCX_NEXT && tn->role == TPOT_ASKER ? bpf_redirect_neigh(tn->ifindex, NULL, 0, 0) : r;

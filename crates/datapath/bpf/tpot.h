@@ -128,7 +128,8 @@ struct tpot_tunnel {
 	__u8 role;             /* enum tpot_role */
 	__u8 hops;             /* taker: of the SYN */
 	__u8 listener;         /* taker: as in struct tpot_syn */
-	__u8 fill[5];
+	__u8 fill;
+	__u32 ack;             /* the acknowledgement number sent last, host byte order */
 };
 
 /* What was done with a packet. */
@@ -140,6 +141,7 @@ enum tpot_verdict {
 	T_INTERCEPTED,    /* SYN with the option given to our listener */
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
 	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
+	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_GIVEN_UP,       /* SYN without the option, after others with it: our half-open connection is reset */
 	T_OPENED,         /* connection enters its tunnel */
 	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */

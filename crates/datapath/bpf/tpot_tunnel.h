@@ -29,20 +29,16 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct packe
 	return TCX_NEXT;
 }
 
-/* Put the packet into the tunnel. The inner segment's size stays as it is: the MSS has left room for the header. A segment of
+/* Put the packet into the tunnel. The inner segment's size stays as it is: the MSS has left room for the header. Routers must not
+ * fragment it, whatever the inner packet says, because nobody would reassemble it: translate_error() tells the host. A segment of
  * more than 64 KB, before its segmentation, has no length in its outer header, as BIG TCP defines it. */
 static __always_inline int encapsulate(struct __sk_buff *skb, const struct packet *p, const __u32 *peer, const __u32 *own)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO |
 		      (p->v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
-	__u32 len = skb->len - p->l3, df = 0;
-	__u16 frag = 0;
+	__u32 len = skb->len - p->l3;
 	int r;
 
-	if (!p->v6) {
-		bpf_skb_load_bytes(skb, p->l3 + 6, &frag, 2);
-		df = frag & bpf_htons(0x4000);
-	}
 	r = bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, flags);
 	/* A packet that was decapsulated here counts as encapsulated until Linux 7.1 or so, with the right inner header. */
 	if (r == -EALREADY)
@@ -66,7 +62,7 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct packe
 			return drop(T_FAILED);
 	} else {
 		struct iphdr ip = {
-			.version = 4, .ihl = 5, .tos = p->tos, .protocol = IPPROTO_IPIP, .ttl = TTL, .frag_off = df,
+			.version = 4, .ihl = 5, .tos = p->tos, .protocol = IPPROTO_IPIP, .ttl = TTL, .frag_off = bpf_htons(0x4000),
 			.tot_len = bpf_htons(len + 20 > 65535 ? 0 : len + 20), .id = bpf_get_prandom_u32(),
 			.saddr = own[3], .daddr = peer[3],
 		};

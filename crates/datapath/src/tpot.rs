@@ -5,6 +5,7 @@ use crate::{
     OpenError, Tuple,
     attach::{Hook, Place, attach_at, wanted_devices},
     devices::devices,
+    diag::socket_state,
     load::load_object,
     maps::{Pod, address, bytes_of, from_bytes, io_error, sum_of, words},
     monotonic,
@@ -119,7 +120,7 @@ pub struct TpotTunnel {
     pub own: IpAddr,
     /// Which end we are.
     pub role: TpotRole,
-    /// Whether both hosts have sent a FIN, or one of them an RST.
+    /// Whether both hosts have sent a FIN, or one of them an RST, as far as the packets show.
     pub over: bool,
     /// Time since the last packet, precise to about two seconds.
     pub silent: Duration,
@@ -265,7 +266,7 @@ impl Tpot {
     pub fn sweep(&self) {
         let map = self.map("tpot_tunnels");
         for (t, tunnel) in self.tunnels() {
-            if tunnel.silent > if tunnel.over { LINGER } else { IDLE } {
+            if tunnel.silent > IDLE || tunnel.silent > LINGER && is_over(&t, &tunnel) {
                 // one that is gone already needs no removal
                 let _ = map.delete(bytes_of(&t.to_abi()));
             }
@@ -283,7 +284,7 @@ impl Tpot {
     /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
     pub fn close(&self) -> io::Result<usize> {
         update(&self.map("tpot_config"), &0u32, &abi::tpot_config::default())?; // no rules, and no keys that stay in the kernel
-        let left = self.tunnels().iter().filter(|(_, t)| !t.over).count();
+        let left = self.tunnels().iter().filter(|(t, tunnel)| !is_over(t, tunnel)).count();
         if left == 0 {
             self.owned.remove()?;
         }
@@ -360,7 +361,14 @@ impl DeviceChanges {
 
 /// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.
 pub fn tpot_tunnels() -> io::Result<Vec<(Tuple, TpotTunnel)>> {
-    Ok(tunnels_in(&pinned("tpot_tunnels")?))
+    let mut all = tunnels_in(&pinned("tpot_tunnels")?);
+    all.iter_mut().for_each(|(t, tunnel)| tunnel.over = is_over(t, tunnel));
+    Ok(all)
+}
+
+/// Returns whether a connection is over indeed: the end that was seen may be forged.
+fn is_over(t: &Tuple, tunnel: &TpotTunnel) -> bool {
+    tunnel.over && socket_state(t).is_none_or(|socket| socket.state == "time-wait")
 }
 
 /// Returns the destinations in this network namespace that have only answered SYNs without the option, and how long ago. They

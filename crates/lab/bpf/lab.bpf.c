@@ -79,21 +79,31 @@ static __always_inline bool chance(__u32 probability, __u64 number, __u64 dice)
 	return (z >> 32) < limit;
 }
 
-/* Returns the offset of the TCP or UDP header, or 0 for other packets. */
-static __always_inline __u32 transport(struct __sk_buff *skb)
+/* Returns the length of the IP header at an offset, and its protocol. */
+static __always_inline __u32 header_at(struct __sk_buff *skb, __u32 at, __u8 *protocol)
 {
-	__u8 protocol = 0, version_and_length = 0;
-	__u32 header = 0;
+	__u8 version_and_length = 0;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, protocol), &protocol, 1);
-		bpf_skb_load_bytes(skb, ETH_HLEN, &version_and_length, 1);
-		header = (version_and_length & 0xf) * 4;
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, nexthdr), &protocol, 1);
-		header = sizeof(struct ipv6hdr);
+		bpf_skb_load_bytes(skb, at + offsetof(struct iphdr, protocol), protocol, 1);
+		bpf_skb_load_bytes(skb, at, &version_and_length, 1);
+		return (version_and_length & 0xf) * 4;
 	}
-	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP ? ETH_HLEN + header : 0;
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return 0;
+	bpf_skb_load_bytes(skb, at + offsetof(struct ipv6hdr, nexthdr), protocol, 1);
+	return sizeof(struct ipv6hdr);
+}
+
+/* Returns the offset of the TCP or UDP header, which may be in a tunnel (RFC 2003, RFC 2473), or 0 for other packets. */
+static __always_inline __u32 transport(struct __sk_buff *skb)
+{
+	__u8 protocol = 0;
+	__u32 at = ETH_HLEN + header_at(skb, ETH_HLEN, &protocol);
+
+	if (protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6)
+		at += header_at(skb, at, &protocol);
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP ? at : 0;
 }
 
 /* Is the packet one that SETTING_LOSS may lose? */

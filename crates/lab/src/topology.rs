@@ -366,7 +366,8 @@ impl Lab {
         let hosts = [(&self.client, "c0"), (&self.server, "s0")];
         let forwarder = forwarder_devices.into_iter().map(|device| (&self.forwarder, device));
         let ports = self.segment.iter().flat_map(|segment| ["pc", "pf", "ps"].map(|port| (segment, port)));
-        for (namespace, device) in hosts.into_iter().chain(forwarder).chain(ports) {
+        let second = self.second.iter().flat_map(|second| ["g0", "g1"].map(|device| (second, device)));
+        for (namespace, device) in hosts.into_iter().chain(forwarder).chain(second).chain(ports) {
             const OFF: [&str; 8] = ["tso", "off", "gso", "off", "gro", "off", "tx", "off"];
             namespace.run(|| {
                 run("ethtool", &[&["-K", device][..], &OFF].concat(), "")?;

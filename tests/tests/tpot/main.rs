@@ -1,8 +1,12 @@
 //! Translucent proxying: hosts that ask for a proxy, and a forwarder that intercepts their connections.
 
 mod authenticator;
+mod capture;
 mod dissector;
+mod hand;
 mod packets;
+mod switches;
+mod wire;
 
 use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
@@ -18,7 +22,7 @@ use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand, forge::Nobody};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     thread::JoinHandle,
     time::Duration,
@@ -29,13 +33,15 @@ const BYTES: u64 = 5_000_000;
 /// Longer than any retransmission takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The process that is killed.
+#[test]
+fn process() {
+    longsplice_tests::process::serve();
+}
+
 /// All addresses of a family, at the port of the tests.
 fn everywhere(family: Family) -> Destinations {
-    let net = match family {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    Destinations { net, prefix: 0, ports: PORT..=PORT }
+    longsplice_tests::everywhere(SERVER.port(family, PORT))
 }
 
 /// The client's host asks for proxies.
