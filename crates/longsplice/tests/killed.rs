@@ -232,12 +232,14 @@ impl Round {
         tally
     }
 
-    /// The number of flows that the new process lists. Flows without commands must be among them, or have ended before.
+    /// The number of flows that the new process lists. Flows without commands must be among them, or have been taken over and
+    /// have ended since.
     fn recovered(&self, proxy: &Running, driver: &Driver) -> usize {
         let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
         let known: HashSet<&str> = flows.iter().filter_map(|flow| flow["client"].as_str()).collect();
         let missing: Vec<&String> = driver.steady.iter().filter(|client| !known.contains(client.as_str())).collect();
-        assert!(over(proxy) >= missing.len(), "{missing:?} are spliced, but not taken over: {flows:?}");
+        let ended = taken_over(proxy).saturating_sub(flows.len());
+        assert!(ended >= missing.len(), "{missing:?} are spliced, but not taken over: {flows:?}");
         flows.len()
     }
 
@@ -307,11 +309,14 @@ impl Round {
     }
 }
 
-/// The number of flows that the new process has found to be over.
-fn over(proxy: &Running) -> usize {
+/// The number of flows that the new process has found, including those that were over.
+fn taken_over(proxy: &Running) -> usize {
     let messages = proxy.messages();
-    let (_, rest) = messages.split_once("over=").unwrap_or(("", "0"));
-    rest.split_whitespace().next().unwrap().parse().unwrap()
+    let number = |name| {
+        let (_, rest) = messages.split_once(name).unwrap_or(("", "0"));
+        rest.split_whitespace().next().unwrap().parse::<usize>().unwrap()
+    };
+    number(" spliced=") + number(" over=") + number(" draining=")
 }
 
 fn rounds(splice: &str, first: u64) -> Tally {
