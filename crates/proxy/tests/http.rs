@@ -118,7 +118,7 @@ async fn large_bodies_pass_whole() {
     const SIZE: usize = 5_000_003;
     let payload: Vec<u8> = (0..SIZE).map(|i| (i % 251) as u8).collect();
     let theirs = payload.clone();
-    // Sends back while it still receives; but not to the end, which would end the exchange.
+    // The server sends back while it still receives; but not to the end, which would end the exchange.
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         until(&mut stream, HEAD).await;
@@ -134,13 +134,21 @@ async fn large_bodies_pass_whole() {
     let mut client = proxy.connect().await;
     let (mut from, mut to) = client.split();
     let head = format!("PUT http://{addr}/ HTTP/1.1\r\nHost: x\r\nContent-Length: {SIZE}\r\n\r\n");
+    let (began, has_begun) = tokio::sync::oneshot::channel();
     let send = async {
+        let (most, last) = payload.split_at(SIZE - 1);
         to.write_all(head.as_bytes()).await.unwrap();
-        to.write_all(&payload).await.unwrap();
+        to.write_all(most).await.unwrap();
+        has_begun.await.unwrap(); // or the reply may come when the whole request has gone, which is not early
+        to.write_all(last).await.unwrap();
     };
     let mut got = Vec::new();
-    let ((), read) = tokio::join!(send, timeout(LIMIT, from.read_to_end(&mut got)));
-    read.unwrap().unwrap();
+    let receive = async {
+        from.read_buf(&mut got).await.unwrap();
+        began.send(()).unwrap();
+        from.read_to_end(&mut got).await.unwrap();
+    };
+    timeout(LIMIT, async { tokio::join!(send, receive) }).await.unwrap();
     assert!(got.ends_with(&payload) && got.len() < SIZE + 200);
     assert!(String::from_utf8_lossy(&got[..150]).contains("Connection: close"), "the reply came early");
 }
