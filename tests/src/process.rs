@@ -192,7 +192,7 @@ fn storm(f: &Forwarder, seed: u64) {
     });
 }
 
-/// Whether the flow of the client with this port is steady: every other one, so that a client with two connections has both kinds.
+/// Whether the flow of the client with this port is steady. Every other one is: a client with two connections has both kinds.
 pub fn is_steady(port: u16) -> bool {
     port.is_multiple_of(2)
 }

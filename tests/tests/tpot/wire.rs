@@ -202,6 +202,14 @@ fn r33_ends_and_resets_are_in_the_tunnel() {
                 assert!(s.outer.is_some(), "{family:?} {spliced}: {s:?}");
             }
         };
+        let resets = |capture: &mut Capture, accepted: &mut TcpStream, f: &Forwarder| {
+            capture.wait("a reset", |s| s.out && s.p.flags & flag::RST != 0);
+            in_tunnel(capture);
+            accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
+            let end = accepted.read(&mut [0; 10]).map_err(|e| e.kind());
+            assert_eq!(end, Err(ErrorKind::ConnectionReset));
+            f.ended(1);
+        };
         // the client closes first, so that its TIME-WAIT acknowledges the server's FIN
         let (lab, asker, f, client, accepted) = one(family, spliced);
         let mut capture = Capture::start(&lab.client);
@@ -222,12 +230,7 @@ fn r33_ends_and_resets_are_in_the_tunnel() {
         capture.wait("data", |s| !s.out && s.p.payload.len() == 100);
         wait_for(PATIENCE, || client.peek(&mut [0]).ok().filter(|n| *n > 0)).expect("data");
         drop(client);
-        capture.wait("a reset", |s| s.out && s.p.flags & flag::RST != 0);
-        in_tunnel(&mut capture);
-        accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
-        let end = accepted.read(&mut [0; 10]).map_err(|e| e.kind());
-        assert_eq!(end, Err(ErrorKind::ConnectionReset));
-        f.ended(1);
+        resets(&mut capture, &mut accepted, &f);
 
         // the socket is gone: the kernel resets what arrives for it
         let (lab, _asker, f, client, mut accepted) = one(family, spliced);
@@ -235,12 +238,7 @@ fn r33_ends_and_resets_are_in_the_tunnel() {
         setsockopt(&client, TcpRepair, &1).expect("repair mode: the close is silent");
         drop(client);
         accepted.write_all(&[1; 100]).expect("sent");
-        capture.wait("a reset", |s| s.out && s.p.flags & flag::RST != 0);
-        in_tunnel(&mut capture);
-        accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
-        let end = accepted.read(&mut [0; 10]).map_err(|e| e.kind());
-        assert_eq!(end, Err(ErrorKind::ConnectionReset));
-        f.ended(1);
+        resets(&mut capture, &mut accepted, &f);
     }
 }
 
