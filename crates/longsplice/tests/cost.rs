@@ -24,6 +24,8 @@ const CLIENTS: [usize; 2] = [1, 8];
 /// Connections in a round.
 const CONNECTIONS: usize = 2000;
 const ROUNDS: usize = 5;
+/// How often the program looks for events each second while there are many. On a slow machine, that is often per connection.
+const LOOKS: u64 = 1000;
 /// Connections of all tests that the kernel may reset; see [`ask`].
 const MOST_RESETS: usize = 2;
 
@@ -69,12 +71,17 @@ impl Place {
 
     /// The least count per connection under load, of some rounds.
     fn per_connection(&self, clients: usize, count: impl Fn() -> u64) -> f64 {
+        self.per_connection_beyond(0, clients, count)
+    }
+
+    /// Like `per_connection`, without what happens so many times a second whether there are connections or not.
+    fn per_connection_beyond(&self, a_second: u64, clients: usize, count: impl Fn() -> u64) -> f64 {
         let round = |_| {
-            let before = count();
+            let (before, began) = (count(), Instant::now());
             self.load(clients);
-            let n = count() - before;
+            let n = (count() - before) as f64 - a_second as f64 * began.elapsed().as_secs_f64();
             eventually("the end of all flows", || self.is_empty().then_some(()));
-            n as f64 / CONNECTIONS as f64
+            n.max(0.0) / CONNECTIONS as f64
         };
         (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
     }
@@ -132,10 +139,10 @@ fn no_segment_waits_for_an_interrupt_under_load() {
     for clients in CLIENTS {
         // where they are not counted, context switches tell as well: each interrupt wakes the proxy up
         let n = place.per_connection(clients, || interrupts().unwrap_or(0));
-        let switches = place.per_connection(clients, || place.proxy.wake_ups());
+        let switches = place.per_connection_beyond(LOOKS, clients, || place.proxy.wake_ups());
         println!("{clients} clients: per connection {n:.3} interrupts, {switches:.2} context switches of the proxy");
         assert!(n <= 0.1, "{n} interrupts per connection, {clients} clients");
-        assert!(switches <= 2.5, "{switches} context switches per connection, {clients} clients");
+        assert!(switches <= 2.2, "{switches} context switches per connection, {clients} clients");
     }
     place.all_are_spliced();
 }
@@ -148,7 +155,7 @@ fn a_connection_takes_few_system_calls() {
         let mut place = Place::new(answer, splice);
         place.load(1);
         let calls = SystemCalls::of(place.proxy.id()).unwrap();
-        let all = place.per_connection(1, || calls.so_far().iter().sum());
+        let all = place.per_connection_beyond(LOOKS, 1, || calls.so_far().iter().sum());
         let bpf = place.per_connection(1, || calls.so_far()[SYS_bpf as usize]);
         println!("{splice}: per connection {all:.1} system calls, {bpf:.1} of them bpf(2)");
         assert!(all <= most, "{splice}: {all} system calls per connection");
