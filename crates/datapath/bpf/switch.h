@@ -34,6 +34,12 @@ INLINE __u32 edge_local(const struct leg *l)
 	return l->ack_local + l->win_local;
 }
 
+/* The local socket's window beyond the bound, bytes: room for what comes once the flow is back in control mode. */
+INLINE __u32 room_local(const struct leg *l)
+{
+	return later(edge_local(l), l->bound_in) - l->bound_in;
+}
+
 /* The right edge that the host was told last. edge_out may be higher: after forwarding mode it is an upper limit only. */
 INLINE __u32 edge_promised(const struct leg *l)
 {
@@ -510,8 +516,10 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 			ack = a;
 			win = p->win;
 			/* All data for the other host was sent. What follows, beyond bound or limit, is for the local socket. */
-			if (o->phase_in == PHASE_TO_LOCAL || all_passed(o))
+			if (o->phase_in == PHASE_TO_LOCAL)
 				win = later(edge_local(o), ack) - ack;
+			else if (all_passed(o))
+				win = o->limit_in + room_local(o) - ack;
 		}
 		if (!before(ack, o->ack_out)) {
 			o->ack_out = ack;
@@ -764,9 +772,11 @@ INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 		return 0;
 	from->flags |= LEG_BYPASSED;
 	/* The socket's window moves with its numbers. Everything up to the old bound was read from it. The receiver's window was
-	 * passed on to the sender, and is not taken back (RFC 9293, 3.8.6): user space has the socket make room for as much. */
-	from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
-	from->win_local = later(at + from->win_local, *(volatile __u32 *)&to->edge_in - from->seq_off) - at;
+	 * passed on to the sender, and is not taken back (RFC 9293, 3.8.6): user space has the socket make room for as much. Except
+	 * behind a message that was forwarded whole: its sender now waits, and the next message must not come far ahead. */
+	from->win_local = room_local(from);
+	if (at == from->bound_in || !all_passed(from))
+		from->win_local = later(at + from->win_local, *(volatile __u32 *)&to->edge_in - from->seq_off) - at;
 	from->ack_local = at;
 	from->shim_in += at - from->bound_in;
 	from->bound_in = at;

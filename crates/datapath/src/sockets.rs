@@ -105,6 +105,42 @@ pub fn lift_outstanding(fd: impl AsFd, before: usize) -> io::Result<()> {
     set_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
 }
 
+/// Sends the last segment of the handshake with the first data (TCP_QUICKACK off), or after 200 ms. For a socket that is not
+/// connected yet.
+pub fn acknowledge_with_data(fd: impl AsFd) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0)
+}
+
+/// Limits the bytes that a host can send before they are read: to `bytes`, or ten segments if that is more (an initial window,
+/// RFC 6928), and to twice as many if segments come in large packets. TCP_WINDOW_CLAMP would not: the kernel sets it anew when
+/// the first data arrives. A larger window that was announced is taken back with the next segment, which must be the first one
+/// that the host gets ([`acknowledge_with_data`]), or it might send more than fits. Needs CAP_NET_ADMIN. Returns what
+/// [`lift_unread`] needs.
+pub fn limit_unread(fd: impl AsFd, bytes: u32) -> io::Result<usize> {
+    let fd = fd.as_fd();
+    let before = getsockopt(&fd, sockopt::RcvBuf)?;
+    let bytes = bytes.max(10 * getsockopt(&fd, sockopt::TcpMaxSeg)?);
+    Repair::On.set(fd)?;
+    let retracted = retract_window(fd, bytes);
+    Repair::Off.set(fd)?;
+    retracted?;
+    setsockopt(&fd, sockopt::RcvBuf, &(bytes as usize))?; // doubled by the kernel, for the overhead of packets
+    Ok(before)
+}
+
+fn retract_window(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let mut window = repair_window(fd)?;
+    window.rcv_wnd = window.rcv_wnd.min(bytes);
+    set_raw(fd, TCP_REPAIR_WINDOW, &[window])
+}
+
+/// Lifts the limit: the kernel chooses the size again, from `before` on.
+pub fn lift_unread(fd: impl AsFd, before: usize) -> io::Result<()> {
+    let fd = fd.as_fd();
+    setsockopt(&fd, sockopt::RcvBufForce, &(before / 2))?;
+    set_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
+}
+
 /// TCP_REPAIR: a socket in this mode sends nothing, not even when it is closed. Needs CAP_NET_ADMIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
@@ -378,11 +414,16 @@ fn set_raw<T>(fd: BorrowedFd<'_>, option: libc::c_int, values: &[T]) -> io::Resu
 /// since its host was promised them while the socket was parked.
 pub fn make_room(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     let fd = fd.as_fd();
-    let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = get_raw(fd, libc::IPPROTO_TCP, TCP_REPAIR_WINDOW)?;
+    let mut window = repair_window(fd)?;
     let (next, _) = received(fd)?;
-    let rcv_wnd = rcv_wnd.max(next.wrapping_sub(rcv_wup).saturating_add(bytes));
-    set_raw(fd, TCP_REPAIR_WINDOW, &[RepairWindow { snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup }])?;
+    window.rcv_wnd = window.rcv_wnd.max(next.wrapping_sub(window.rcv_wup).saturating_add(bytes));
+    set_raw(fd, TCP_REPAIR_WINDOW, &[window])?;
     buffer(fd, bytes)
+}
+
+fn repair_window(fd: BorrowedFd<'_>) -> io::Result<RepairWindow> {
+    let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = get_raw(fd, libc::IPPROTO_TCP, TCP_REPAIR_WINDOW)?;
+    Ok(RepairWindow { snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup })
 }
 
 /// Makes the receive buffer large enough for a window. Afterwards the kernel may change it.

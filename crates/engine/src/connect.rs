@@ -6,7 +6,7 @@ use crate::{
     refusal::{self, Refusal},
     splicer::Splicer,
 };
-use longsplice_datapath::{Datapath, ExpectError, Tuple, set_hops};
+use longsplice_datapath::{Datapath, ExpectError, Tuple, acknowledge_with_data, set_hops};
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{io, net::SocketAddr, time::Instant};
@@ -59,6 +59,9 @@ impl Splicer {
             self.engine().opened(&s);
             s.set_reuse_address(true)?; // ports are counted per server
             client.and_then(|client| client.hops).map_or(Ok(()), |hops| set_hops(&s, hops))?;
+            if client.is_some_and(|client| client.speaks_first) {
+                acknowledge_with_data(&s)?;
+            }
             match s.bind(&t.local.into()) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,

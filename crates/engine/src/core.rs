@@ -321,6 +321,11 @@ impl Core {
         matches!(self.state, State::Copying | State::Draining)
     }
 
+    /// Returns whether this direction was forwarded up to the end of the message, or of its part that was to be spliced.
+    pub fn has_passed(&self, from: Side, at: &Switched) -> bool {
+        self.message.as_ref().is_some_and(|m| m.from == from && m.is_passed(at))
+    }
+
     /// Returns the sender of the message, if the flow relays one.
     pub fn message_from(&self) -> Option<Side> {
         self.message.as_ref().map(|m| m.from)

@@ -2,8 +2,8 @@
 
 use crate::{core::Position, holding::FirstData, live::Live, refusal::Refusal, taps::Tap};
 use longsplice_datapath::{
-    PathFacts, Repair, Tuple, clamp_window, lift_outstanding, limit_outstanding, make_room, path_facts, received,
-    unread,
+    PathFacts, Repair, Tuple, clamp_window, lift_outstanding, lift_unread, limit_outstanding, limit_unread, make_room,
+    path_facts, received, unread,
 };
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
@@ -17,8 +17,11 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Window of [`Leg::clamp`], in bytes. Half of the usual first window: bytes in hand and bytes to come fit.
-const FIRST_WINDOW: u32 = 32_768;
+/// Window of [`Leg::clamp`], in bytes. The kernel makes up to twice as much of it if segments come in large packets. Bytes in
+/// hand and bytes to come then fit the usual first window of the other host.
+const FIRST_WINDOW: u32 = 16_384;
+/// Round trip in which such a window suffices for some Gbit/s.
+const NEAR: Duration = Duration::from_micros(250);
 
 /// The socket of a leg.
 #[derive(Debug)]
@@ -44,8 +47,10 @@ pub struct Leg {
     pub(crate) at: Position,
     /// How many more proxies may intercept the connection to the server, if the client has asked for that (TPOT).
     pub(crate) hops: Option<u8>,
-    /// Whether the receive window is limited; see [`Leg::clamp`].
-    clamped: bool,
+    /// See [`Leg::speaks_first`].
+    pub(crate) speaks_first: bool,
+    /// Size of the receive buffer before it was limited; see [`Leg::clamp`].
+    clamped: Option<usize>,
     /// Whether the host is held back; see [`Leg::hold_back`].
     held_back: bool,
     /// Size of the send buffer before it was limited; see [`Leg::limit_outstanding`].
@@ -71,7 +76,8 @@ impl Leg {
             announced: None,
             at: Position::default(),
             hops: None,
-            clamped: false,
+            speaks_first: false,
+            clamped: None,
             held_back: false,
             buffered: None,
             keeps_alive: false,
@@ -156,22 +162,29 @@ impl Leg {
         self.abort();
     }
 
-    /// Limits the receive window to 32 KB. Bytes sent before a splice have to be copied, and
-    /// a host that was promised a larger window may send more than the other host has room
-    /// for. The engine lifts the limit when it keeps copying, as does [`Leg::unclamp`].
+    /// Notes whether the proxy will send something to the server of this client as soon as it is connected.
+    #[doc(hidden)]
+    pub fn speaks_first(&mut self, yes: bool) {
+        self.speaks_first = yes;
+    }
+
+    /// Limits the receive window of a new connection for which the proxy [speaks first](Leg::speaks_first). Bytes sent before a
+    /// splice have to be copied, and a host that was promised a larger window may send more than the other host has room for.
+    /// Does nothing if the host is far: more than its first window is never ahead of us then. The engine lifts the limit when
+    /// it keeps copying, as does [`Leg::unclamp`].
     #[doc(hidden)]
     pub fn clamp(&mut self) {
-        if let Socket::Live(s) = &self.socket {
-            self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // on failure, more is copied
+        let is_near = self.path_facts().min_rtt.is_some_and(|rtt| rtt <= NEAR);
+        if let (true, Socket::Live(s)) = (is_near, &self.socket) {
+            self.clamped = limit_unread(s.get(), FIRST_WINDOW).ok(); // on failure, more is copied
         }
     }
 
-    /// Lifts the limit of the receive window.
+    /// Lifts the limit of [`Leg::clamp`].
     #[doc(hidden)]
     pub fn unclamp(&mut self) {
-        if std::mem::take(&mut self.clamped)
-            && let Some(Err(error)) = self.descriptor().map(|s| clamp_window(s, u32::MAX))
-        {
+        let Some(before) = self.clamped.take() else { return };
+        if let Some(Err(error)) = self.descriptor().map(|s| lift_unread(s, before)) {
             tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
         }
     }
@@ -192,10 +205,9 @@ impl Leg {
 
     /// Lifts the limits of [`Leg::hold_back`] and [`Leg::limit_outstanding`].
     pub(crate) fn relax(&mut self) {
-        let window = if self.clamped { FIRST_WINDOW } else { u32::MAX };
-        let window = std::mem::take(&mut self.held_back).then_some(window);
+        let was_held = std::mem::take(&mut self.held_back);
         let (buffered, Some(s)) = (self.buffered.take(), self.descriptor()) else { return };
-        let lifted = window.map_or(Ok(()), |window| clamp_window(s, window));
+        let lifted = if was_held { clamp_window(s, u32::MAX) } else { Ok(()) };
         if let Err(error) = lifted.and(buffered.map_or(Ok(()), |before| lift_outstanding(s, before))) {
             tracing::warn!(leg = ?self.tuple(), %error, "buffers of a connection stay small");
         }
@@ -319,7 +331,8 @@ impl Leg {
 
     /// Has a parked socket accept as much as its host was promised while its flow was forwarded: data
     /// beyond the window that the socket has announced would be dropped (RFC 9293, 3.10.7.4).
-    pub(crate) fn make_room(&self, promised: u32) {
+    pub(crate) fn make_room(&mut self, promised: u32) {
+        self.clamped = None;
         if let Some(Err(error)) = self.descriptor().map(|s| make_room(s, promised)) {
             tracing::warn!(leg = ?self.tuple(), %error, "data beyond the socket's window will be sent again");
         }
@@ -402,7 +415,8 @@ impl Parked {
             announced: None,
             at,
             hops: None,
-            clamped: false,
+            speaks_first: false,
+            clamped: None,
             held_back: false,
             buffered: None,
             keeps_alive: false,

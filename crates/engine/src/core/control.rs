@@ -31,9 +31,11 @@ const APPROACH: Duration = Duration::from_secs(1);
 const WATCHED: u64 = 64 * 1024;
 /// Time until the next attempt, if a host was silent for too long.
 const SILENT_AGAIN: Duration = Duration::from_secs(5);
-/// Number of attempts that wait for fitting windows. Afterwards,
+/// Number of attempts that wait for fitting windows, while bytes move. Afterwards,
 /// data that exceeds the other host's window is lost and sent again.
-const FIT_TRIES: u32 = 1;
+const FIT_TRIES: u32 = 4;
+/// Bytes after which windows that did not fit may do so: about what a host sends before it hears from the other.
+const FIT_STEP: u64 = 32 * 1024;
 /// Time limit for the acknowledgement of FINs that were forwarded past the sockets.
 const CLOSING: Duration = crate::lingering::LINGER;
 
@@ -48,8 +50,8 @@ pub(super) struct Control {
     enough: u64,
     /// A command requests a splice.
     wanted: bool,
-    /// Time of the next attempt, if the data path could not splice yet, and the number of attempts so far.
-    again: Option<Time>,
+    /// The next attempt, if the data path could not splice yet, and the number of attempts so far.
+    again: Option<Again>,
     tries: u32,
     /// Set while senders are held back.
     approach: Option<Approach>,
@@ -71,6 +73,21 @@ pub(super) struct Control {
     pub heard: bool,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
+}
+
+/// When to try again.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+struct Again {
+    time: Time,
+    /// Number of copied bytes after which it is time as well.
+    copied: u64,
+}
+
+impl Again {
+    fn at(time: Time) -> Again {
+        Again { time, copied: u64::MAX }
+    }
 }
 
 /// An attempt to make queues short enough for a freeze.
@@ -135,7 +152,7 @@ impl Control {
     }
 
     pub fn next_tick(&self) -> Time {
-        self.again.filter(|_| self.is_due()).map_or(self.tick_at, |again| again.min(self.tick_at))
+        self.again.filter(|_| self.is_due()).map_or(self.tick_at, |again| again.time.min(self.tick_at))
     }
 
     /// Returns how many bytes must be copied before a message is spliced: none if it is known to be long enough.
@@ -152,7 +169,11 @@ impl Core {
     /// Returns how many bytes, both directions together, may be copied for now.
     pub fn most(&self) -> u64 {
         let control = self.control();
-        if self.state == State::Draining || control.is_due() { u64::MAX } else { control.enough }
+        match self.state {
+            State::Draining => u64::MAX,
+            _ if control.is_due() => control.again.map_or(u64::MAX, |again| again.copied),
+            _ => control.enough,
+        }
     }
 
     /// Returns whether bytes have moved for the first time in a while. Then [`Event::Moved`] is due.
@@ -252,7 +273,8 @@ impl Core {
     /// Starts a splice if one is due.
     fn proceed(&self, cx: &Context<'_>) -> Action {
         let control = self.control();
-        let is_now = control.is_due() && control.again.is_none_or(|again| again <= cx.now);
+        let waits = control.again.is_some_and(|again| again.time > cx.now && again.copied > control.copied());
+        let is_now = control.is_due() && !waits;
         if is_now { Action::Measure } else { Action::Wait }
     }
 
@@ -316,7 +338,7 @@ impl Core {
         let control = self.control_mut();
         control.approach = None;
         // ever more rarely: a path seldom changes
-        control.again = Some(cx.now + PATH_AGAIN.max(cx.now.saturating_sub(control.began.1)));
+        control.again = Some(Again::at(cx.now + PATH_AGAIN.max(cx.now.saturating_sub(control.began.1))));
         cx.refuse(Refusal::Path);
         Action::CopyOn { forget: None }
     }
@@ -341,7 +363,7 @@ impl Core {
         let held = queues.map(|queue| queue.and_then(|queue| queue.held()));
         let is_short = held == Pair::both(None);
         if !is_short && cx.now < until {
-            control.again = Some(cx.now + AGAIN.max(lasts / 8));
+            control.again = Some(Again::at(cx.now + AGAIN.max(lasts / 8)));
             return Action::HoldBack(held);
         }
         control.approach = None;
@@ -372,14 +394,22 @@ impl Core {
             });
         }
         let control = self.control();
-        Action::Freeze { fit: control.tries < FIT_TRIES && (control.copied() > 0 || self.message.is_some()) }
+        let fit = match control.tries {
+            0 => control.copied() > 0 || self.message.is_some(),
+            n => n < FIT_TRIES && control.again.is_some_and(|again| again.time > cx.now),
+        };
+        Action::Freeze { fit }
     }
 
     fn unfrozen(&mut self, cx: &mut Context<'_>, error: SwitchError) -> Action {
         let control = self.control_mut();
         match error {
             SwitchError::Busy | SwitchError::Window | SwitchError::Silent => {
-                control.again = Some(cx.now + if error == SwitchError::Silent { SILENT_AGAIN } else { AGAIN });
+                control.again = Some(match error {
+                    SwitchError::Window => Again { time: cx.now + AGAIN, copied: control.copied() + FIT_STEP },
+                    SwitchError::Silent => Again::at(cx.now + SILENT_AGAIN),
+                    _ => Again::at(cx.now + AGAIN),
+                });
                 control.tries += 1;
                 self.copy(cx, None)
             }

@@ -333,6 +333,18 @@ fn what_the_data_path_cannot_splice_yet_is_tried_again() {
     }
     let mut flow = Flow::at_once();
     flow.on(Event::Attended(true));
+    flow.copy(Side::Server, 10);
+    for n in 0..4 {
+        assert!(matches!(flow.measured(), Action::Freeze { fit: true }), "bytes move");
+        assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Window))), Action::Wait));
+        let step = flow.core.most() - flow.core.streams()[Side::Server].copied;
+        assert_eq!(step, 32 * 1024, "{n}: copying pauses, and windows are compared again");
+        flow.copy(Side::Server, step as usize);
+        assert!(matches!(flow.on(Event::Copied), Action::Measure));
+    }
+    assert!(matches!(flow.measured(), Action::Freeze { fit: false }), "windows are waited for a few times");
+    let mut flow = Flow::at_once();
+    flow.on(Event::Attended(true));
     flow.measured();
     assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Short))), Action::CopyOn { forget: None }));
     assert_eq!(flow.shown.refusal, None);

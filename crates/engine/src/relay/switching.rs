@@ -84,7 +84,9 @@ impl Relay {
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
-        self.legs.iter_mut().for_each(Leg::unclamp);
+        if self.core.message_from().is_none() {
+            self.legs.iter_mut().for_each(Leg::unclamp); // the next message may be spliced
+        }
         self.legs.iter_mut().for_each(Leg::relax);
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();
@@ -164,25 +166,39 @@ impl Relay {
         self.on(Event::Recreated(Ok(ends)))
     }
 
-    /// Takes the flow back to control mode, from a drain or from forwarding mode (`away`: for how long).
-    fn unsplice(&mut self, away: Option<Duration>) -> Event {
-        self.legs.iter_mut().for_each(Leg::relax);
-        let (d, tuples) = (self.datapath(), self.tuples());
-        let paths = d.paths_of(tuples.each_ref());
-        let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
-        if let Some(paths) = paths.filter(|_| away.is_some()) {
-            for (leg, promised) in self.legs.iter().zip([paths.server.window(), paths.client.window()]) {
-                if promised > USUAL_WINDOW {
-                    leg.make_room(promised);
-                }
+    /// Has the parked sockets accept as many bytes as their hosts were promised. At the end of a message, the data path takes
+    /// that back.
+    fn make_room(&mut self, promised: Option<Pair<u32>>, at: Option<&Switched>) {
+        let Some(promised) = promised else { return };
+        for from in Side::BOTH.into_iter().filter(|from| !at.is_some_and(|at| self.core.has_passed(*from, at))) {
+            if promised[from] > USUAL_WINDOW {
+                self.legs[from].make_room(promised[from]);
             }
         }
+    }
+
+    /// Takes the flow back to control mode, from a drain or from forwarding mode.
+    fn unsplice(&mut self, away: Option<Duration>) -> Event {
+        self.legs.iter_mut().for_each(Leg::relax);
+        let tuples = self.tuples();
+        let paths = self.datapath().paths_of(tuples.each_ref());
+        let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
+        let is_back = paths.as_ref().is_some_and(|p| p.iter().all(|p| p.flags & PathFlags::SPLICED == 0));
+        let promised = paths.filter(|_| away.is_some()).map(|p| Pair::new(p.server.window(), p.client.window()));
+        if !is_back {
+            let at = self.core.message_from().and_then(|_| self.datapath().look(tuples.each_ref()).ok());
+            self.make_room(promised, at.as_ref());
+        }
+        let d = self.datapath();
         if let Some(away) = away.filter(|away| *away > TRACKED) {
             d.renew_parked(tuples.each_ref(), away);
         }
         let at = d.unsplice(tuples.each_ref());
         match &at {
             Ok(at) => {
+                if is_back {
+                    self.make_room(promised, Some(at));
+                }
                 if away.is_some() {
                     self.legs.iter().zip(at.flags).for_each(|(leg, flags)| leg.unpark(flags & LegFlags::PROBE != 0));
                 }

@@ -159,6 +159,7 @@ impl Row<'_> {
             return Ok(());
         }
         self.drop_server();
+        self.client.leg.speaks_first(true);
         let server = connect(self.shared(), listener, &self.client.leg, &subject, target).await?;
         self.server = Some(Held { target: target.clone(), stream: self.stream(server), reused: false, lease: None });
         Ok(())
@@ -191,6 +192,7 @@ impl Row<'_> {
             // Access to the pool was decided before, for the request as a whole.
             let (rules, limits) = (Rules::default(), &self.front.listener.limits);
             let subject = routed.subject(&self.client);
+            self.client.leg.speaks_first(true);
             let client = &self.client.leg;
             match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, (&target, None)).await {
                 Ok(leg) => {
