@@ -2,94 +2,19 @@
 //! `protocol = "tpot"` on its route. Needs root and eBPF.
 
 mod running;
+mod translucent;
 
 use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, topology};
-use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
+use running::{LONGSPLICE, Pins, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
-    io::Write,
-    net::{SocketAddr, TcpListener},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
-    path::PathBuf,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt,
     process::{Command, Output},
-    time::Duration,
 };
-
-const PORT: u16 = 7000;
-/// Where a test needs two ports.
-const SECOND_PORT: u16 = 7001;
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A lab whose forwarder intercepts connections to the port of the tests.
-struct Translucent {
-    lab: Lab,
-    file: PathBuf,
-    pins: [Pins; 3],
-    dir: tempfile::TempDir,
-}
-
-impl Translucent {
-    fn new() -> Translucent {
-        let listener = |any| format!("{}policy = {{ splice = \"at-once\" }}\n", listener(any, PORT));
-        Translucent::with(&format!("{}{}", listener("0.0.0.0"), listener("[::]")))
-    }
-
-    fn with(listeners: &str) -> Translucent {
-        Translucent::at(Lab::simple(Shape::TwoDevices).unwrap(), listeners)
-    }
-
-    fn at(lab: Lab, listeners: &str) -> Translucent {
-        let pins = [Pins::of(&lab.forwarder), Pins::of_tpot(&lab.forwarder), Pins::of_tpot(&lab.client)];
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("longsplice.toml");
-        fs::write(&file, format!("leave_flows_on_stop = true\n{listeners}")).unwrap();
-        Translucent { lab, file, pins, dir }
-    }
-
-    fn proxy(&self) -> Running {
-        Running::start(self.lab.forwarder.command(LONGSPLICE), None, &["--config", self.file.to_str().unwrap()], &[])
-    }
-
-    fn host(&self) -> ChildGuard {
-        self.host_that_trusts(&["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"])
-    }
-
-    fn host_that_trusts(&self, proxies: &[&str]) -> ChildGuard {
-        let mut command = self.lab.client.command(LONGSPLICE);
-        command.args(["tpot", "host", "--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]).args(proxies);
-        let mut host = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
-        host.wait_output("asking for proxies", PATIENCE).unwrap();
-        host
-    }
-
-    /// Writes a file of keys for the host or the proxy, beside the configuration. Returns its path.
-    fn keys(&self, name: &str, lines: &[&str]) -> String {
-        let file = self.dir.path().join(name);
-        let mut options = fs::OpenOptions::new();
-        let opened = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
-        opened.unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
-        file.to_str().unwrap().into()
-    }
-
-    /// The connections in tunnels of the client's host.
-    fn tunnels(&self) -> Vec<Value> {
-        let out = self.lab.client.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
-        assert!(out.status.success(), "{out:?}");
-        String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
-    }
-}
-
-fn listener(any: &str, port: u16) -> String {
-    format!("[[listener]]\nprotocol = \"tpot\"\nlisten = \"{any}:{port}\"\n")
-}
-
-fn stop(mut host: ChildGuard) -> String {
-    host.signal(Signal::SIGTERM).unwrap();
-    assert!(host.wait(PATIENCE).unwrap().success(), "{}", host.output());
-    host.output()
-}
+use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, stop};
 
 #[test]
 #[ignore = "root"]
@@ -102,7 +27,7 @@ fn programs_that_know_nothing_of_it() {
     for family in Family::BOTH {
         let at = topology::SERVER.port(family, PORT);
         let mut server = here.lab.server.command("python3");
-        server.args(["-m", "http.server", "--bind", &at.ip().to_string(), &PORT.to_string()]).current_dir(site.path());
+        server.args(["-c", FILE_SERVER, &at.ip().to_string(), &PORT.to_string()]).current_dir(site.path());
         let _server = ChildGuard::spawn(&mut server).unwrap();
         here.lab.server.wait_listening(PORT, PATIENCE).unwrap();
         let mut curl: Command = here.lab.client.command("curl");
@@ -112,41 +37,16 @@ fn programs_that_know_nothing_of_it() {
             let log = fs::read_to_string(proxy.access_log()).unwrap();
             log.lines().find(|l| l.contains(&format!("{at}"))).map(str::to_owned)
         });
-        assert!(line.contains("tpot") && line.contains("spliced"), "{line}");
+        assert!(line.contains("tpot") && line.contains(" splices=1 "), "{line}");
         let tunnels = here.tunnels();
         let ours = tunnels.iter().find(|t| t["remote"] == at.to_string()).unwrap_or_else(|| panic!("{tunnels:?}"));
         assert_eq!((&ours["role"], &ours["over"]), (&"asker".into(), &true.into()), "{ours}");
     }
-    // two connections of iperf3, one after the other: it talks to its server, and sends
-    let port = PORT.to_string();
-    let mut server = here.lab.server.command("iperf3");
-    let mut server = ChildGuard::spawn(server.args(["-s", "-1", "-p", &port])).unwrap();
-    here.lab.server.wait_listening(PORT, PATIENCE).unwrap();
-    let at = topology::SERVER.ip(Family::V4).to_string();
-    let sent = here.lab.client.execute("iperf3", &["-c", &at, "-p", &port, "-n", "20M"]);
-    assert!(sent.as_ref().is_ok_and(|out| out.contains("receiver")), "{sent:?}");
-    assert!(server.wait(PATIENCE).unwrap().success());
-    assert!(stop(host).contains("opened: 4"));
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-    assert_eq!((&counters["tpot"]["intercepted"], &counters["tpot"]["opened"]), (&4.into(), &4.into()));
+    assert!(stop(host).contains("opened: 2"));
+    assert_eq!(["intercepted", "opened"].map(|name| counter(&proxy, "tpot", name)), [2, 2]);
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
 }
-
-/// Serves the files of its directory at an address; by HTTPS if there are further arguments: a certificate and its key.
-const FILE_SERVER: &str = "
-import http.server, socket, ssl, sys
-class Server(http.server.ThreadingHTTPServer):
-    address_family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
-class Handler(http.server.SimpleHTTPRequestHandler):
-    protocol_version = 'HTTP/1.1'
-server = Server((sys.argv[1], int(sys.argv[2])), Handler)
-if sys.argv[3:]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*sys.argv[3:])
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-server.serve_forever()
-";
 
 /// Requests and names are read of intercepted connections: for rules and the log. They go to the server that the client wants,
 /// whichever host it names.
@@ -156,12 +56,8 @@ fn r39_http_and_tls_inside() {
     let rules = "rules = [{ action = \"deny\", target = \"bad.test\" }";
     let of_http = format!("inside = \"http\"\n{rules}, {{ action = \"deny\", path = \"/secret/*\" }}]\n");
     let of_tls = format!("inside = \"tls\"\n{rules}]\n");
-    let at_once = "policy = { splice = \"at-once\" }\n";
-    let both = ["0.0.0.0", "[::]"].map(|any| {
-        let (http, tls) = (listener(any, PORT), listener(any, SECOND_PORT));
-        format!("{http}{of_http}{at_once}{tls}{of_tls}{at_once}")
-    });
-    let here = Translucent::with(&both.concat());
+    let both = listeners(PORT, &(of_http + AT_ONCE)) + &listeners(SECOND_PORT, &(of_tls + AT_ONCE));
+    let here = Translucent::with(&both);
     let (mut proxy, host) = (here.proxy(), here.host());
     let site = tempfile::tempdir().unwrap();
     let file: Vec<u8> = (0..20_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -223,10 +119,43 @@ fn r39_http_and_tls_inside() {
     let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
     assert!(counters["proxy"]["replies_spliced"].as_u64() >= Some(2), "{counters}");
     let spliced = |i: usize| counters["listeners"][i]["spliced"].as_u64().unwrap();
-    assert_eq!([1, 3].map(spliced), [2, 2], "{counters}");
+    assert_eq!([2, 3].map(spliced), [2, 2], "{counters}");
     stop(host);
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
+}
+
+/// The server sees the proxy's address, and is told the client's if it wants to know.
+#[test]
+#[ignore = "root"]
+fn r12_servers_are_told_the_client() {
+    let here = Translucent::with(&listeners(PORT, "proxy_protocol = { send = \"v2\" }"));
+    let (_proxy, _host) = (here.proxy(), here.host());
+    for family in Family::BOTH {
+        let at = topology::SERVER.port(family, PORT);
+        let server = here.serve(at);
+        let mut client = here.connect(at);
+        client.write_all(b"hello").unwrap();
+        let (mut accepted, from) = server.accept().unwrap();
+        let [proxies, ours] =
+            [topology::FORWARDER_TO_SERVER, topology::FORWARDER_TO_SERVER_SECOND].map(|a| a.ip(family));
+        assert!([proxies, ours].contains(&from.ip()), "{from}");
+        accepted.set_read_timeout(Some(PATIENCE)).unwrap();
+        let own = client.local_addr().unwrap();
+        let addresses = match (own.ip(), at.ip()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => [a.octets(), b.octets()].concat(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => [a.octets(), b.octets()].concat(),
+            _ => unreachable!("one family"),
+        };
+        let mut want = b"\r\n\r\n\0\r\nQUIT\n\x21".to_vec();
+        want.extend([if own.is_ipv4() { 0x11 } else { 0x21 }, 0, addresses.len() as u8 + 4]);
+        want.extend(addresses);
+        want.extend([own.port().to_be_bytes(), at.port().to_be_bytes()].concat());
+        want.extend(b"hello");
+        let mut got = vec![0; want.len()];
+        accepted.read_exact(&mut got).unwrap();
+        assert_eq!(got, want);
+    }
 }
 
 /// The unit is valid, and its program does with the options and capabilities that it has there.
@@ -266,8 +195,8 @@ fn connections_outlive_the_processes() {
         let here = Translucent::new();
         let (mut proxy, host) = (here.proxy(), here.host());
         let at = topology::SERVER.port(family, PORT);
-        here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
-        let connect = || here.lab.client.run(|| running::connect(at));
+        echo(here.serve(at));
+        let connect = || here.connect(at);
         let mut early = connect();
         round_trip(&mut early, &[7; 100_000]);
         eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
@@ -294,6 +223,32 @@ fn connections_outlive_the_processes() {
     }
 }
 
+/// Nobody is asked to stop: connections go on, new ones still ask, and the next process takes all of them over.
+#[test]
+#[ignore = "root"]
+fn r31_r32_the_program_of_the_host_is_killed() {
+    let here = Translucent::new();
+    let (proxy, mut host) = (here.proxy(), here.host());
+    let mut all = Vec::new();
+    for family in Family::BOTH {
+        let at = topology::SERVER.port(family, PORT);
+        echo(here.serve(at));
+        let mut early = here.connect(at);
+        round_trip(&mut early, &[7; 100_000]);
+        host.kill();
+        round_trip(&mut early, &[8; 100_000]);
+        let mut late = here.connect(at);
+        round_trip(&mut late, &[9; 100_000]);
+        host = here.host();
+        let open = |t: &&Value| t["remote"] == at.to_string() && t["over"] == false;
+        assert_eq!(here.tunnels().iter().filter(open).count(), 2, "{:?}", here.tunnels());
+        all.extend([early, late]);
+        all.iter_mut().for_each(|stream| round_trip(stream, &[1; 100_000]));
+    }
+    assert!(stop(host).contains("4 connections stay"));
+    assert_eq!(counter(&proxy, "tpot", "opened"), 4);
+}
+
 /// A new device is attached as soon as it appears, so that a route may lead there: tunnelled packets leave by it as well.
 #[test]
 #[ignore = "root"]
@@ -301,8 +256,8 @@ fn a_route_to_a_new_device() {
     let here = Translucent::new();
     let (mut proxy, host) = (here.proxy(), here.host());
     let at = topology::SERVER.port(Family::V4, PORT);
-    here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
-    let mut stream = here.lab.client.run(|| running::connect(at));
+    echo(here.serve(at));
+    let mut stream = here.connect(at);
     round_trip(&mut stream, &[7; 100_000]);
     let (client, server) = (&here.lab.client, &here.lab.server);
     client
@@ -324,7 +279,7 @@ const KEYS: [&str; 3] =
     ["00112233445566778899aabbccddeeff", "ffeeddccbbaa99887766554433221100", "0123456789abcdef0123456789abcdef"];
 
 fn keyed_listeners() -> String {
-    format!("{}{}[tpot]\nkey_file = \"proxy.keys\"\n", listener("0.0.0.0", PORT), listener("[::]", PORT))
+    listeners(PORT, "") + "[tpot]\nkey_file = \"proxy.keys\"\n"
 }
 
 /// A host that names no addresses accepts the proxy that has one of its keys, also while a key is replaced, and also if the proxy
@@ -342,8 +297,8 @@ fn a_proxy_with_a_key_of_the_host() {
             (here.proxy(), here.host_that_trusts(&["--key-file", &here.keys("host.keys", host_keys)]));
         for family in Family::BOTH {
             let at = topology::SERVER.port(family, PORT);
-            here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
-            round_trip(&mut here.lab.client.run(|| running::connect(at)), &[7; 100_000]);
+            echo(here.serve(at));
+            round_trip(&mut here.connect(at), &[7; 100_000]);
         }
         let log = stop(host);
         assert!(log.contains("opened: 2") && !log.contains("unauthenticated"), "{log}");
@@ -370,9 +325,9 @@ fn a_proxy_without_a_key_of_the_host() {
         std::thread::scope(|scope| {
             for family in Family::BOTH {
                 let at = topology::SERVER.port(family, PORT);
-                here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+                echo(here.serve(at));
                 let here = &here;
-                scope.spawn(move || round_trip(&mut here.lab.client.run(|| running::connect(at)), &[7; 100_000]));
+                scope.spawn(move || round_trip(&mut here.connect(at), &[7; 100_000]));
             }
         });
         let log = stop(host);

@@ -344,10 +344,11 @@ pub fn loopback_echo() -> String {
     address
 }
 
-/// Connects, with a time limit for later reads.
+/// Connects, with a time limit for this and for later reads and writes.
 pub fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
+    let stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
     stream
 }
 
