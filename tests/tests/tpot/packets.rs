@@ -438,6 +438,31 @@ fn r48_the_proxy_has_forgotten_the_connection() {
     });
 }
 
+/// SYNs of other hosts without an option that can be read, wherever they go. No other packet counts.
+#[test]
+#[ignore = "root"]
+fn r36_a_syn_that_does_not_ask_is_counted() {
+    each(|h| {
+        let from = SocketAddr::new(h.proxy, 4000);
+        let changed = |at: usize, value: u8| {
+            let mut option = option(8);
+            option[at] = value;
+            [USUAL.to_vec(), option].concat()
+        };
+        let syn = |options| Packet { flags: flag::SYN, options, ..packet(from, h.server) };
+        let bare = [syn(USUAL.to_vec()), Packet { to: SocketAddr::new(h.client.ip(), 9), ..syn(USUAL.to_vec()) }];
+        let unread = [(0, 252), (1, 6), (3, 0), (4, 2)].map(|(at, value)| syn(changed(at, value)));
+        let asks = syn([USUAL.to_vec(), option(8)].concat());
+        let others = [SYN_ACK, flag::ACK, flag::RST].map(|flags| Packet { flags, ack: 1, ..syn(USUAL.to_vec()) });
+        let count = |packets: &[Packet]| {
+            packets.iter().for_each(|p| assert_eq!(h.run(false, &p.frame()), (NEXT, 0, p.frame()), "{p:?}"));
+            h.tpot.verdict("unasked")
+        };
+        assert_eq!([count(&bare), count(&unread), count(&[asks]), count(&others)], [2, 6, 6, 6]);
+        assert_eq!(h.tpot.verdict("left"), 1);
+    });
+}
+
 /// A proxy does not intercept its own SYN, one for itself, or one with no hops left.
 #[test]
 #[ignore = "root"]
