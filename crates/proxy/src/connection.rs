@@ -29,44 +29,27 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
-    let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake).await;
+    let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake);
+    let Some(header) = unless_stopped(&live, header).await else { return reset(&live, client) };
     let mut record = Record::new(listener.protocol.name(), client.source());
     if let Err(fault) = header {
         live.shared.counters.fault(&fault);
         record.fault(&fault);
         write(&live, record, started);
-        client.reset_at_close();
-        return live.shared.splicer.discard(client);
+        return reset(&live, client);
     }
     // Same as a limit at accept: no line in the access log.
     if live.is_from(client.source()).is_err() {
         Counters::add(&live.shared.counters.over_limit);
-        client.reset_at_close();
-        return live.shared.splicer.discard(client);
+        return reset(&live, client);
     }
     if let Protocol::Http(http) = &listener.protocol {
         // boxed, to keep the tasks of other protocols small
         return Box::pin(http::serve(live, &front, http, (client, buffer.rest()))).await;
     }
     let shared = &live.shared;
-    let ready = match &listener.protocol {
-        Protocol::Socks5 { users } => {
-            socks_handshake(shared, listener, users, (&mut client, buffer), &mut record).await
-        }
-        Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, buffer), &mut record).await,
-        Protocol::Plug { .. } | Protocol::Tpot => {
-            let target = match &listener.protocol {
-                Protocol::Plug { target, .. } => target.clone(),
-                _ => client.local().into(), // the address that the client wants
-            };
-            record.target = Some(target.to_string());
-            let subject = Subject::by(client.source().ip());
-            let server = connect(shared, listener, &client, &subject, &target).await;
-            let left = Leftovers::for_server(buffer.rest());
-            server.map(|server| Ready { server, left })
-        }
-        Protocol::Http(_) | Protocol::Transparent => return,
-    };
+    let ready = handshake(shared, listener, (&mut client, buffer), &mut record);
+    let Some(ready) = unless_stopped(&live, ready).await else { return reset(&live, client) };
     match ready {
         Ok(ready) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
         Err(fault) => {
@@ -81,6 +64,41 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             write(&live, record, started);
         }
     }
+}
+
+/// Runs a step, which may wait for a host, unless all connections have to end.
+async fn unless_stopped<T>(live: &Live, step: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = step => Some(done),
+        () = live.shared.splicer.stopped() => None,
+    }
+}
+
+fn reset(live: &Live, client: Leg) {
+    client.reset_at_close();
+    live.shared.splicer.discard(client);
+}
+
+/// Learns the target, and connects to it.
+async fn handshake(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    (client, buffer): (&mut Leg, HandshakeBuffer),
+    record: &mut Record,
+) -> Result<Ready, Fault> {
+    let target = match &listener.protocol {
+        Protocol::Socks5 { users } => {
+            return socks_handshake(shared, listener, users, (client, buffer), record).await;
+        }
+        Protocol::Tls(tls) => return tls::handshake(shared, listener, tls, (client, buffer), record).await,
+        Protocol::Plug { target, .. } => target.clone(),
+        // The address that the client wants. HTTP and transparent connections are served elsewhere.
+        Protocol::Tpot | Protocol::Http(_) | Protocol::Transparent => client.local().into(),
+    };
+    record.target = Some(target.to_string());
+    let subject = Subject::by(client.source().ip());
+    let server = connect(shared, listener, client, &subject, &target).await?;
+    Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
 }
 
 /// Serves a connection whose hosts have shaken hands with each other. The target
