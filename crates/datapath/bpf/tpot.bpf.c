@@ -12,6 +12,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* SYNs of a connection that carry the option. Something on the path may drop segments with it (TP 2.4). */
 #define ASK_TIMES 2
+#define AF_INET 2 /* <sys/socket.h> */
 
 /* ---- packets that arrive ---- */
 
@@ -23,15 +24,16 @@ static __always_inline int deliver(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* Give the packet to the listening socket of a rule. Returns 0 if there is one. */
-static __always_inline int assign(struct __sk_buff *skb, __u32 rule)
+/* Give the packet to the listening socket of a rule. Returns 0 if there is one. ctx: of a packet, or of the kernel's search for a
+ * socket. */
+static __always_inline int assign(void *ctx, __u32 rule, __u64 flags)
 {
 	struct bpf_sock *sk = bpf_map_lookup_elem(&tpot_listeners, &rule);
 	int r;
 
 	if (!sk)
 		return -1;
-	r = bpf_sk_assign(skb, sk, 0);
+	r = bpf_sk_assign(ctx, sk, flags);
 	bpf_sk_release(sk);
 	return r;
 }
@@ -117,6 +119,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	struct tpot_syn syn = {}, *known;
 	struct tpot_own *own;
 	__u32 key = skb->ifindex, rule;
+	int state;
 
 	__builtin_memcpy(dest.remote, p->t.local, 16); /* rules are about the destination */
 	dest.rport = p->t.lport;
@@ -138,14 +141,18 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	__builtin_memcpy(syn.own, p->v6 ? own->v6 : own->v4, 16);
 	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
 	/* Another SYN does not end a handshake, since it may be forged. The half-open connection challenges its sender. */
-	if (known && known->seq != p->seq && known->role == TPOT_TAKER && has_socket(skb, p))
+	state = socket_state(skb, &p->t, p->v6);
+	if (known && known->seq != p->seq && known->role == TPOT_TAKER && state && state != BPF_TCP_TIME_WAIT)
 		return deliver(skb);
 	if (known && known->seq == p->seq && known->role == TPOT_TAKER) { /* sent again */
 		syn.iss = known->iss;
 		syn.answered = known->answered;
 	}
 	syn.listener = rule - 1;
-	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY) || assign(skb, rule - 1)) {
+	/* A socket in TIME-WAIT decides whether the SYN begins a new connection (RFC 6191), and tpot_lookup() finds our listener then.
+	 * With the SYN assigned to the listener, the kernel would drop it, because the addresses are in use. */
+	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY) ||
+	    (state != BPF_TCP_TIME_WAIT && assign(skb, rule - 1, 0))) {
 		count(T_UNSERVED);
 		return TCX_NEXT;
 	}
@@ -253,7 +260,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	}
 	r = decapsulate(skb, outer, &in);
 	/* With SYN cookies, only the acknowledgement is left of the handshake. The kernel would not find our listener by it. */
-	if (r == TCX_NEXT && cookie && assign(skb, listener))
+	if (r == TCX_NEXT && cookie && assign(skb, listener, 0))
 		return drop(T_UNSERVED);
 	return r == TCX_NEXT && taken ? deliver(skb) : r;
 
@@ -262,32 +269,44 @@ unproven:
 	return TCX_NEXT;
 }
 
-/* A SYN without the option, for a connection that is half open here: our answer has not reached the asker. End that, by making an
- * RST of the SYN. Otherwise the stack would drop the packets between asker and server, because our half-open connection has the
- * same addresses. The asker sends its SYN again. */
-static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p)
+/* A SYN that is routed on. A socket of ours with the same addresses would make the stack drop the packets between asker and server:
+ * a half-open connection whose answer has not reached the asker (syn), or one in TIME-WAIT, whose tunnel is over (old). End that by
+ * making an RST of the SYN. The asker sends its SYN again. */
+static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn,
+				   const struct tpot_tunnel *old)
 {
-	__be32 old = bpf_htonl(p->seq), new = bpf_htonl(p->seq + 1);
+	__be32 seq = bpf_htonl(p->seq), expected = bpf_htonl(old ? old->ack : p->seq + 1);
 	__u16 from, to;
+	int r = TCX_NEXT;
 
-	if (bpf_skb_load_bytes(skb, p->l4 + 12, &from, 2))
-		return drop(T_FAILED);
-	to = (from & bpf_htons(0xf000)) | bpf_htons(TH_RST);
-	if (bpf_skb_store_bytes(skb, p->l4 + 4, &new, 4, 0) || bpf_skb_store_bytes(skb, p->l4 + 12, &to, 2, 0) ||
-	    bpf_l4_csum_replace(skb, p->l4 + 16, old, new, 4) || bpf_l4_csum_replace(skb, p->l4 + 16, from, to, 2))
-		return drop(T_FAILED);
+	if (!old && !(syn && syn->role == TPOT_TAKER && syn->seq == p->seq))
+		return TCX_NEXT;
+	if (has_socket(skb, p)) {
+		if (old && (__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
+			return TCX_NEXT;
+		if (bpf_skb_load_bytes(skb, p->l4 + 12, &from, 2))
+			return drop(T_FAILED);
+		to = (from & bpf_htons(0xf000)) | bpf_htons(TH_RST);
+		if (bpf_skb_store_bytes(skb, p->l4 + 4, &expected, 4, 0) || bpf_skb_store_bytes(skb, p->l4 + 12, &to, 2, 0) ||
+		    bpf_l4_csum_replace(skb, p->l4 + 16, seq, expected, 4) ||
+		    bpf_l4_csum_replace(skb, p->l4 + 16, from, to, 2))
+			return drop(T_FAILED);
+		count(T_GIVEN_UP);
+		r = deliver(skb);
+	}
 	bpf_map_delete_elem(&tpot_syns, &p->t);
-	count(T_GIVEN_UP);
-	return deliver(skb);
+	bpf_map_delete_elem(&tpot_tunnels, &p->t);
+	return r;
 }
 
 SEC("tcx/ingress")
 int tpot_ingress(struct __sk_buff *skb)
 {
 	struct packet p = {};
-	struct tpot_tunnel *tn;
+	struct tpot_tunnel *tn, *old = NULL;
 	struct options *o;
 	struct tpot_syn *syn;
+	int r = TCX_NEXT;
 
 	if (skb->pkt_type != PACKET_HOST || IS_OUR_MARK(skb->mark) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
@@ -297,7 +316,7 @@ int tpot_ingress(struct __sk_buff *skb)
 		return from_tunnel(skb, &p);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
 	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN && is_over(tn) && !is_alive(skb, &p)) {
-		bpf_map_delete_elem(&tpot_tunnels, &p.t);
+		old = tn; /* until the SYN is answered: a socket in TIME-WAIT may refuse it */
 		tn = NULL;
 	}
 	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK)) {
@@ -316,10 +335,13 @@ int tpot_ingress(struct __sk_buff *skb)
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN) {
 		o = read_options(skb, &p);
-		if (o && o->size == sizeof(struct tpot_option))
-			return intercept(skb, &p, o);
-		count(T_UNASKED);
-		return syn && syn->role == TPOT_TAKER && syn->seq == p.seq ? give_up(skb, &p) : TCX_NEXT;
+		if (o && o->size == sizeof(struct tpot_option)) {
+			r = intercept(skb, &p, o);
+			syn = NULL;
+		} else {
+			count(T_UNASKED);
+		}
+		return r == TCX_NEXT && skb->mark != MARK_TAKEN ? give_up(skb, &p, syn, old) : r;
 	}
 	/* The server itself has answered. */
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
@@ -413,7 +435,9 @@ int tpot_egress(struct __sk_buff *skb)
 	if (p.flags & TH_SYN && skb->ingress_ifindex)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
-	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN) { /* the port of an earlier connection */
+	syn = p.flags & (TH_SYN | TH_RST) ? bpf_map_lookup_elem(&tpot_syns, &p.t) : NULL;
+	/* The port of an earlier connection: of a SYN of this host, or of one that our listener answers. */
+	if (tn && p.flags & TH_SYN && (!(p.flags & TH_ACK) || (syn && syn->role == TPOT_TAKER && p.ack == syn->seq + 1))) {
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}
@@ -425,8 +449,25 @@ int tpot_egress(struct __sk_buff *skb)
 	}
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		return ask(skb, &p, mark);
-	if (!(p.flags & (TH_SYN | TH_RST)))
-		return TCX_NEXT;
-	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	return syn && syn->role == TPOT_TAKER ? answer(skb, &p, syn) : TCX_NEXT;
+}
+
+/* ---- sockets ---- */
+
+/* The kernel looks for a listening socket, for a SYN that a socket in TIME-WAIT has accepted. It knows ours by an address of loopback
+ * only. */
+SEC("sk_lookup")
+int tpot_lookup(struct bpf_sk_lookup *ctx)
+{
+	__u32 v4 = ctx->family == AF_INET ? bpf_htonl(0xffff) : 0;
+	struct tuple t = { /* the words of the other family are zero */
+		.remote = { ctx->remote_ip6[0], ctx->remote_ip6[1], ctx->remote_ip6[2] | v4, ctx->remote_ip6[3] | ctx->remote_ip4 },
+		.local = { ctx->local_ip6[0], ctx->local_ip6[1], ctx->local_ip6[2] | v4, ctx->local_ip6[3] | ctx->local_ip4 },
+		.rport = ctx->remote_port, .lport = bpf_htons(ctx->local_port),
+	};
+	struct tpot_syn *syn = ctx->protocol == IPPROTO_TCP ? bpf_map_lookup_elem(&tpot_syns, &t) : NULL;
+
+	if (syn && syn->role == TPOT_TAKER)
+		assign(ctx, syn->listener, BPF_SK_LOOKUP_F_REPLACE);
+	return SK_PASS;
 }

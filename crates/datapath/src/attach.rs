@@ -161,11 +161,22 @@ pub(crate) fn create(hook: Hook, place: Place, program: BorrowedFd<'_>, device: 
         Hook::Egress => (libbpf_sys::BPF_TCX_EGRESS, place),
         Hook::Early => (libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE),
     };
+    link(program, device as i32, kind, flags)
+}
+
+/// Lets a program choose the sockets of this network namespace that the kernel looks for, until the link is closed.
+pub(crate) fn attach_lookup(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let namespace = fs::File::open("/proc/thread-self/ns/net")?;
+    link(program, namespace.as_raw_fd(), libbpf_sys::BPF_SK_LOOKUP, 0)
+}
+
+/// Creates a link to a device or a network namespace.
+fn link(program: BorrowedFd<'_>, target: i32, kind: libbpf_sys::bpf_attach_type, flags: u32) -> io::Result<OwnedFd> {
     // SAFETY: bpf_link_create_opts is plain data; all-zero but for its size and the flags is valid.
     let mut opts: libbpf_sys::bpf_link_create_opts = unsafe { std::mem::zeroed() };
     (opts.sz, opts.flags) = (size_of_val(&opts) as _, flags);
     // SAFETY: the program is loaded and alive; `opts` outlives the call.
-    let fd = checked(unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), device as i32, kind, &opts) })?;
+    let fd = checked(unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target, kind, &opts) })?;
     // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -3,7 +3,7 @@
 
 use crate::{
     OpenError, Tuple,
-    attach::{Hook, Place, attach_at, wanted_devices},
+    attach::{Hook, Place, attach_at, attach_lookup, wanted_devices},
     devices::devices,
     diag::socket_state,
     load::load_object,
@@ -16,7 +16,7 @@ use crate::{
 };
 #[cfg(feature = "testing")]
 use crate::{TestContext, test_run};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut, Program};
 use nix::{
     errno::Errno,
     ifaddrs::getifaddrs,
@@ -137,6 +137,8 @@ pub struct Tpot {
     devices: Vec<String>,
     /// The links to each device, by its index.
     links: Mutex<HashMap<u32, Vec<OwnedFd>>>,
+    /// The link of `tpot_lookup`, which is of no use to anybody else: the sockets that it finds are this process's.
+    lookup: Mutex<Option<OwnedFd>>,
     owned: Owned,
 }
 
@@ -163,8 +165,8 @@ impl Tpot {
         let (keys, key) = key_words(&options.keys).map_err(failed("keys"))?;
         let (exid, hops) = (options.exid, options.hops);
         let config = abi::tpot_config { exid, hops, cgroup, level, keys, key, ..Default::default() };
-        let (devices, links) = (options.devices.clone(), Mutex::default());
-        let tpot = Tpot { object, config, rules: Mutex::new(0), devices, links, owned };
+        let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
+        let tpot = Tpot { object, config, rules: Mutex::new(0), devices, links, lookup, owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         tpot.follow()?;
         Ok(tpot)
@@ -182,7 +184,7 @@ impl Tpot {
             if known.is_empty() && !self.devices.is_empty() { Vec::new() } else { wanted_devices(&known, &all)? };
         for device in indices.into_iter().filter(|index| !links.contains_key(index)).collect::<Vec<_>>() {
             let attach = |(hook, name): (Hook, &str)| {
-                let program = self.object.progs().find(|p| p.name() == name).expect("the object has it");
+                let program = self.program(name);
                 // before `ingress` of the data path, and after its `egress`
                 let place = if hook == Hook::Ingress { Place::First } else { Place::Last };
                 attach_at(hook, place, program.as_fd(), device, &self.owned.path)
@@ -191,6 +193,10 @@ impl Tpot {
             links.insert(device, both.collect::<Result<_, _>>()?);
         }
         self.learn_addresses().map_err(failed("addresses of devices"))
+    }
+
+    fn program(&self, name: &str) -> Program<'_> {
+        self.object.progs().find(|p| p.name() == name).expect("the object has it")
     }
 
     fn map(&self, name: &str) -> MapImpl<'_> {
@@ -216,10 +222,20 @@ impl Tpot {
         }
         update(&self.map("tpot_rules"), &*rules, rule)?;
         if let Some(listener) = listener {
+            self.look_up()?;
             update(&self.map("tpot_listeners"), &*rules, &(listener.as_raw_fd() as u64))?;
         }
         self.set_rules(*rules + 1)?; // only now SYNs are compared with it
         *rules += 1;
+        Ok(())
+    }
+
+    /// Lets the kernel find the listening sockets of rules. Does nothing the second time.
+    fn look_up(&self) -> io::Result<()> {
+        let mut lookup = self.lookup.lock().expect("no panic under this lock");
+        if lookup.is_none() {
+            *lookup = Some(attach_lookup(self.program("tpot_lookup").as_fd())?);
+        }
         Ok(())
     }
 
@@ -302,8 +318,7 @@ impl Tpot {
         out: &mut Vec<u8>,
     ) -> io::Result<(i32, u32)> {
         let name = if egress { "tpot_egress" } else { "tpot_ingress" };
-        let program = self.object.progs().find(|p| p.name() == name).expect("the object has it");
-        test_run::run(program.as_fd(), packet, context, out)
+        test_run::run(self.program(name).as_fd(), packet, context, out)
     }
 
     /// Detaches and removes everything. Connections in tunnels break.

@@ -1,5 +1,6 @@
 //! Translucent proxying: hosts that ask for a proxy, and a forwarder that intercepts their connections.
 
+mod again;
 mod authenticator;
 mod capture;
 mod dissector;
