@@ -316,7 +316,10 @@ int tpot_ingress(struct __sk_buff *skb)
 		return from_tunnel(skb, &p);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
 	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN && is_over(tn) && !is_alive(skb, &p)) {
-		old = tn; /* until the SYN is answered: a socket in TIME-WAIT may refuse it */
+		if (tn->role == TPOT_TAKER)
+			old = tn; /* until the SYN is answered: a socket in TIME-WAIT may refuse it */
+		else
+			bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}
 	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK)) {

@@ -142,7 +142,7 @@ enum tpot_verdict {
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
 	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
 	T_UNASKED,        /* SYN without the option from another host: left alone */
-	T_GIVEN_UP,       /* SYN without the option: our half-open connection, or one in TIME-WAIT, is reset */
+	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
 	T_OPENED,         /* connection enters its tunnel */
 	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */
 	T_FORGOTTEN,      /* tunnelled packet of a connection that this proxy does not know any more: answered with an RST */
