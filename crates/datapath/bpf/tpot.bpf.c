@@ -24,8 +24,8 @@ static __always_inline int deliver(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* Give the packet to the listening socket of a rule. Returns 0 if there is one. ctx: of a packet, or of the kernel's search for a
- * socket. */
+/* Give the packet to the listening socket of a rule. Returns 0 if there is one. ctx: of a packet, or of the kernel's search for
+ * a socket. */
 static __always_inline int assign(void *ctx, __u32 rule, __u64 flags)
 {
 	struct bpf_sock *sk = bpf_map_lookup_elem(&tpot_listeners, &rule);
@@ -149,8 +149,8 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 		syn.answered = known->answered;
 	}
 	syn.listener = rule - 1;
-	/* A socket in TIME-WAIT decides whether the SYN begins a new connection (RFC 6191), and tpot_lookup() finds our listener then.
-	 * With the SYN assigned to the listener, the kernel would drop it, because the addresses are in use. */
+	/* A socket in TIME-WAIT decides whether the SYN begins a new connection (RFC 6191), and tpot_lookup() finds our listener
+	 * then. With the SYN assigned to the listener, the kernel would drop it, because the addresses are in use. */
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY) ||
 	    (state != BPF_TCP_TIME_WAIT && assign(skb, rule - 1, 0))) {
 		count(T_UNSERVED);
@@ -269,9 +269,9 @@ unproven:
 	return TCX_NEXT;
 }
 
-/* A SYN that is routed on. A socket of ours with the same addresses would make the stack drop the packets between asker and server:
- * a half-open connection whose answer has not reached the asker (syn), or one in TIME-WAIT, whose tunnel is over (old). End that by
- * making an RST of the SYN. The asker sends its SYN again. */
+/* A SYN that is routed on. A socket of ours with the same addresses would make the stack drop the packets between asker and
+ * server: a half-open connection whose answer has not reached the asker (syn), or one in TIME-WAIT, whose tunnel is over (old).
+ * End that by making an RST of the SYN. The asker sends its SYN again. */
 static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn,
 				   const struct tpot_tunnel *old)
 {
@@ -457,8 +457,8 @@ int tpot_egress(struct __sk_buff *skb)
 
 /* ---- sockets ---- */
 
-/* The kernel looks for a listening socket, for a SYN that a socket in TIME-WAIT has accepted. It knows ours by an address of loopback
- * only. */
+/* The kernel looks for a listening socket, for a SYN that a socket in TIME-WAIT has accepted. It knows ours by an address of
+ * loopback only. */
 SEC("sk_lookup")
 int tpot_lookup(struct bpf_sk_lookup *ctx)
 {
