@@ -360,7 +360,7 @@ fn nobody_sends_packets_through_a_proxy_in_the_name_of_others() {
         let victim = SERVER_SECOND.ip(h.family);
         let data = h.says(open.seq, open.ack, b"evil");
         let from = |ip: IpAddr, port| Packet { from: SocketAddr::new(ip, port), ..data.clone() };
-        let mut others = vec![
+        let mut others = [
             from(CLIENT_SECOND.ip(h.family), 4000),
             from(h.client.ip(), 4001),
             from(FORWARDER_TO_SERVER.ip(h.family), 4000),
