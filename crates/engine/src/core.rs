@@ -321,9 +321,9 @@ impl Core {
         matches!(self.state, State::Copying | State::Draining)
     }
 
-    /// Returns whether this direction was forwarded up to the end of the message, or of its part that was to be spliced.
+    /// Returns whether the end of the message, or of its part that was to be spliced, has passed in forwarding mode.
     pub fn has_passed(&self, from: Side, at: &Switched) -> bool {
-        self.message.as_ref().is_some_and(|m| m.from == from && m.is_passed(at))
+        self.message.as_ref().is_some_and(|m| m.from == from && m.is_passed(at) && !m.passed_early)
     }
 
     /// Returns the sender of the message, if the flow relays one.

@@ -466,7 +466,7 @@ impl Core {
     pub(super) fn on_draining(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
             Event::Looked(at) => self.drained(cx, at),
-            Event::Committed(Ok(_)) => self.committed(cx),
+            Event::Committed(Ok(at)) => self.committed(cx, &at),
             Event::Committed(Err(error)) => self.undrained(cx, error.into()),
             Event::Copied => {
                 self.control_mut().passed = true;
@@ -541,11 +541,12 @@ impl Core {
         self.unsplice(None, None)
     }
 
-    fn committed(&mut self, cx: &mut Context<'_>) -> Action {
+    fn committed(&mut self, cx: &mut Context<'_>, at: &Switched) -> Action {
         self.note_copied(cx);
         cx.shown.splices += 1;
         if let (Some(m), Some(control)) = (&mut self.message, &self.control) {
             m.left = control.streams[m.from].message.unwrap_or(0);
+            m.passed_early = m.is_passed(at);
         }
         let watch = self
             .control

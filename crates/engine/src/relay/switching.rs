@@ -167,7 +167,7 @@ impl Relay {
     }
 
     /// Has the parked sockets accept as many bytes as their hosts were promised. At the end of a message, the data path takes
-    /// that back.
+    /// that back. `at`: where it has taken the flow back.
     fn make_room(&mut self, promised: Option<Pair<u32>>, at: Option<&Switched>) {
         let Some(promised) = promised else { return };
         for from in Side::BOTH.into_iter().filter(|from| !at.is_some_and(|at| self.core.has_passed(*from, at))) {
@@ -186,8 +186,7 @@ impl Relay {
         let is_back = paths.as_ref().is_some_and(|p| p.iter().all(|p| p.flags & PathFlags::SPLICED == 0));
         let promised = paths.filter(|_| away.is_some()).map(|p| Pair::new(p.server.window(), p.client.window()));
         if !is_back {
-            let at = self.core.message_from().and_then(|_| self.datapath().look(tuples.each_ref()).ok());
-            self.make_room(promised, at.as_ref());
+            self.make_room(promised, None);
         }
         let d = self.datapath();
         if let Some(away) = away.filter(|away| *away > TRACKED) {
