@@ -119,7 +119,7 @@ int switch_flow(struct switch_call *ctx)
 			g->result = freeze_both(g, a, b);
 			break;
 		case OP_COMMIT:
-			g->result = may_commit(a, b);
+			g->result = may_commit(g, a, b);
 			if (g->result)
 				break;
 			set_remotes(g);

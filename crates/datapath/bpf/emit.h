@@ -5,8 +5,8 @@
 #define LONGSPLICE_EMIT_H
 
 #include "handshake.h"
+#include "record.h"
 #include "rewrite.h"
-#include "switch.h"
 #include "verdict.h"
 
 static __always_inline __u32 ports_of(const struct tuple *t)

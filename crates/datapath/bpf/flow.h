@@ -353,7 +353,7 @@ enum switch_result {
 	SWITCH_MISMATCH = 5,  /* OP_FREEZE: the byte counts cannot be right */
 	SWITCH_FULL = 6,      /* OP_COMMIT: a path entry is missing */
 	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host was promised more than the other has room for */
-	SWITCH_SHORT = 8,     /* OP_FREEZE: all bytes up to the limit have arrived already */
+	SWITCH_SHORT = 8,     /* OP_FREEZE, OP_COMMIT: all bytes up to the limit have arrived already */
 	SWITCH_SILENT = 9,    /* OP_FREEZE: a host was silent for so long that its TSval may have gone half round */
 };
 
@@ -361,7 +361,8 @@ struct switch_args {
 	enum switch_op op;
 	enum switch_result result;
 	__u32 hold;          /* OP_FREEZE: use the hold policy */
-	__u32 fit;           /* OP_FREEZE: refuse while a host is promised more than the other can take; OP_STOP: only if idle */
+	__u32 fit;           /* OP_FREEZE: refuse while a host is promised more than the other can take; OP_STOP: only if idle;
+			      * OP_COMMIT: refuse if a message has been forwarded whole */
 	__u32 trigger;       /* OP_COMMIT: set the limit to the current position, for a (bit 0), for b (bit 1) */
 	__u32 tap;           /* OP_FREEZE: copy forwarded data to user space */
 	struct half a, b;

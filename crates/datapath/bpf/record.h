@@ -18,6 +18,18 @@ INLINE int is_paired(const struct leg *l, const struct tuple *peer)
 	return !differ;
 }
 
+/* Is a freeze under way on another processor, with l frozen and o not yet? */
+INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
+{
+	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
+}
+
+/* Would both copies have to be cut? Then only the socket gets one, and the other host depends on a later segment. */
+INLINE int is_straddle(const struct seg *s, const struct plan *p)
+{
+	return p->local && p->fwd && p->l.keep < s->len && p->f.keep < s->len;
+}
+
 INLINE int in_control(const struct leg *l)
 {
 	return l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
@@ -122,6 +134,13 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 	if (o && p->fwd_data && all_passed(l))
 		p->events |= 1 << EVENT_LIMIT_REACHED;
 	return STEP_ON;
+}
+
+/* Does the socket's RST end both legs? Otherwise the other host would not learn of it, since its segments are forwarded past the
+ * sockets. After local_segment(). */
+INLINE int gives_up_both(const struct leg *l, const struct plan *p)
+{
+	return p->l.flags & TH_RST && l->flags & LEG_PAIRED && is_switching(l);
 }
 
 /* The step of a segment from l's socket. o: the other leg, or NULL. t: l's key. Returns 0 if the socket is muted. */

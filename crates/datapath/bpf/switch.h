@@ -94,18 +94,18 @@ INLINE int all_passed(const struct leg *l)
 	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
 }
 
+/* Was a message forwarded whole? */
+INLINE int has_passed(const struct leg *l)
+{
+	return all_passed(l) && l->limit_in != l->bound_in;
+}
+
 /* Does the segment return its direction to control mode? Data beyond the limit does so at once, except in a drain that has bytes
  * to forward: there host_segment() drops the excess, and the host retransmits it. */
 INLINE int takes_back(const struct leg *l, const struct seg *s)
 {
 	return is_beyond(l, s) && !refuses(l, s) &&
 	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
-}
-
-/* Is a freeze under way on another processor, with l frozen and o not yet? */
-INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
-{
-	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
 }
 
 /* Will data of this segment be forwarded? A hint for the MTU check, which comes before the lock is taken. */
@@ -553,19 +553,6 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		e->tsval = later(e->tsval, o->tsval_out);
 }
 
-/* Would both copies have to be cut? Then only the socket gets one, and the other host depends on a later segment. */
-INLINE int is_straddle(const struct seg *s, const struct plan *p)
-{
-	return p->local && p->fwd && p->l.keep < s->len && p->f.keep < s->len;
-}
-
-/* Does the socket's RST end both legs? Otherwise the other host would not learn of it, since its segments are forwarded past the
- * sockets. After local_segment(). */
-INLINE int gives_up_both(const struct leg *l, const struct plan *p)
-{
-	return p->l.flags & TH_RST && l->flags & LEG_PAIRED && is_switching(l);
-}
-
 /* Is the FIN of the socket false, because bytes are missing before it? The kernel sends such a FIN for a process that died with
  * bytes in hand: below the bound of a drain, or in place of bytes that were forwarded in a drain that was taken back. */
 INLINE int is_false_end(const struct leg *l, __u32 end)
@@ -775,7 +762,7 @@ INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 	 * passed on to the sender, and is not taken back (RFC 9293, 3.8.6): user space has the socket make room for as much. Except
 	 * behind a message that was forwarded whole: its sender now waits, and the next message must not come far ahead. */
 	from->win_local = room_local(from);
-	if (at == from->bound_in || !all_passed(from))
+	if (!has_passed(from))
 		from->win_local = later(at + from->win_local, *(volatile __u32 *)&to->edge_in - from->seq_off) - at;
 	from->ack_local = at;
 	from->shim_in += at - from->bound_in;

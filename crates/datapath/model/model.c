@@ -248,7 +248,7 @@ void model_switch(struct model *m, struct switch_args *g)
 		g->result = freeze(g, a, b, m->now);
 		break;
 	case OP_COMMIT:
-		g->result = may_commit(a, b);
+		g->result = may_commit(g, a, b);
 		if (g->result == SWITCH_OK)
 			commit_legs(g, a, b, pa, pb, 0, 0);
 		break;

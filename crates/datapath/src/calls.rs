@@ -1,7 +1,7 @@
 //! The calls that switch a flow between control mode and forwarding mode.
 
 use crate::{
-    Datapath, FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched, Tuple, abi,
+    CommitOptions, Datapath, FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched, Tuple, abi,
     maps::run_program,
     switch::{bare, call, frozen, outcome, switched},
 };
@@ -37,13 +37,13 @@ impl Datapath {
 
     /// Completes forwarding mode: creates path entries that need no lock. Both directions must be forwarded
     /// already, as found in `at`; otherwise fails with [`SwitchError::Busy`]. `most`: see
-    /// [`Switched::most`]. `trigger`: for each host, set the limit at its present position, if it has none.
+    /// [`Switched::most`].
     pub fn commit(
         &self,
         legs: Pair<&Tuple>,
         at: &Switched,
         most: Pair<u32>,
-        trigger: Pair<bool>,
+        CommitOptions { trigger, in_time }: CommitOptions,
     ) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let Pair { client, server } = legs;
@@ -58,6 +58,7 @@ impl Datapath {
             g.via_a = via_a;
             g.via_b = via_b;
             (g.remote_b, g.remote_a) = remotes;
+            g.fit = in_time.into();
             g.trigger = u32::from(trigger.client) | u32::from(trigger.server) << 1;
         })?;
         Ok(switched(&r))

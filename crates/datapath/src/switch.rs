@@ -91,6 +91,15 @@ pub struct FreezeOptions {
     pub tap: bool,
 }
 
+/// How to commit; by default, none of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommitOptions {
+    /// For each host, set the limit at its present position, if it has none.
+    pub trigger: Pair<bool>,
+    /// Fail with [`SwitchError::Short`] if everything up to a limit has been forwarded: too late for a commit.
+    pub in_time: bool,
+}
+
 /// The result of a freeze: what is left to be drained.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Frozen {

@@ -8,7 +8,7 @@ use crate::{
     flow::stages,
     types::{FlowState, FlowStatus},
 };
-use longsplice_datapath::{Datapath, Pair, SwitchError, Tuple, monotonic};
+use longsplice_datapath::{CommitOptions, Datapath, Pair, SwitchError, Tuple, monotonic};
 use std::time::{Duration, Instant};
 
 /// A flow of an earlier process, as the last look found it.
@@ -66,7 +66,7 @@ impl Orphan {
                     Event::Legs { at: d.look(legs).ok().map(Box::new), heard }
                 }
                 Action::Commit(at) => {
-                    let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), Pair::both(false));
+                    let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), CommitOptions::default());
                     if let Err(error) = &committed
                         && *error != SwitchError::Busy
                     {

@@ -294,7 +294,9 @@ impl Relay {
                 }
                 Action::Commit { .. } => {
                     assert!(self.hands.iter().all(|h| h.bytes.is_empty()), "forwarded with bytes in hand");
-                    let g = self.call(awake.m, switch_op::OP_COMMIT);
+                    let mut call = self.begin(switch_op::OP_COMMIT);
+                    call.args().fit = 1;
+                    let g = self.switch(awake.m, call);
                     self.say(|| format!("commit {g:?}"));
                     Some(Event::Committed(g.switched().map(Box::new)))
                 }
@@ -463,10 +465,15 @@ impl Relay {
 
     /// Runs a switch operation that does not depend on the sockets' positions.
     fn call(&mut self, m: &mut Model, op: switch_op) -> Switch {
+        let call = self.begin(op);
+        self.switch(m, call)
+    }
+
+    fn begin(&self, op: switch_op) -> Switch {
         let half = Half { leg: leg(Side::Client), consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
         let mut call = Switch::new(op, Pair::both(&half));
         call.args().trigger = u32::from(self.habits.trigger) * 3;
-        self.switch(m, call)
+        call
     }
 
     fn switch(&mut self, m: &mut Model, mut call: Switch) -> Switch {

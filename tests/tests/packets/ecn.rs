@@ -2,7 +2,7 @@
 //! no others; no mark is lost by reaching a receiver that would not echo it.
 
 use super::{sockets::spliced_legs, *};
-use longsplice_datapath::LegFlags;
+use longsplice_datapath::{CommitOptions, LegFlags};
 
 /// Codepoints in the IP header (RFC 3168, 5).
 const ECT: u8 = 2;
@@ -266,7 +266,7 @@ fn committed() {
                 testing::put_leg(&b.datapath, t, &l).expect("leg");
             }
             let at = b.datapath.look(f.legs()).expect("legs");
-            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)).expect("committed");
+            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), CommitOptions::default()).expect("committed");
             let flags = f.legs().map(|t| b.datapath.path(t).expect("path").flags);
             assert_eq!(flags.map(|f| f & PathFlags::ECT != 0), legs, "{v6:?}");
             assert_eq!(flags.map(|f| f & PathFlags::ECN != 0), Pair::both(legs == BOTH), "{v6:?} {legs:?}");

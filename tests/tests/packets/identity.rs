@@ -1,6 +1,7 @@
 //! A transparent proxy with the same numbers on both sides: forwarding does only what a router does.
 
 use super::*;
+use longsplice_datapath::CommitOptions;
 
 /// A flow with the same addresses, ports and numbers on both sides.
 fn same(v6: bool) -> Flow {
@@ -97,7 +98,7 @@ fn the_commit_finds_out() {
                 testing::put_leg(&b.datapath, t, &leg).expect("leg");
             }
             let at = b.datapath.look(f.legs()).expect("legs");
-            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)).expect("committed");
+            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), CommitOptions::default()).expect("committed");
             f.legs().map(|t| b.datapath.path(t).expect("path").flags & PathFlags::IDENTITY != 0)
         };
         for v6 in [false, true] {

@@ -1,7 +1,7 @@
 //! A switch on one processor and a packet on another: each side sees the other's effects, whichever comes first.
 
 use super::{Bench, Flow, LegFlags, TestContext, V4, bench, sockets, testing};
-use longsplice_datapath::{Pair, PathFlags, abi};
+use longsplice_datapath::{CommitOptions, Pair, PathFlags, abi};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     hint,
@@ -109,7 +109,7 @@ fn a_commit_is_whole_for_what_takes_it_back() {
         prepare();
         let at = b.datapath.look(f.legs()).expect("legs");
         let before = f.legs().map(|t| testing::get_leg(&b.datapath, t).expect("leg"));
-        let commit = || _ = b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)); // may lose the race
+        let commit = || _ = b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), CommitOptions::default()); // may lose the race
         race(b, &f, &p.frame(), prepare, commit, |legs| {
             let in_force = |t| b.datapath.path(t).expect("path").flags & PathFlags::SPLICED != 0;
             let moved = legs.zip(before).iter().any(|(l, was)| (l.max_out, l.ack_out) != (was.max_out, was.ack_out));

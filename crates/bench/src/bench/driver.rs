@@ -1,7 +1,9 @@
 //! Drives the engine's core for one flow, as the task and the keeper do, and takes the times of the calls of a switch.
 
 use super::Result;
-use longsplice_datapath::{Datapath, FreezeOptions, Half, Pair, Phase, Side, Switched, Tuple, monotonic};
+use longsplice_datapath::{
+    CommitOptions, Datapath, FreezeOptions, Half, Pair, Phase, Side, Switched, Tuple, monotonic,
+};
 use longsplice_engine::{
     Command, Leg, PathRule, Policy, SpliceWhen,
     core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
@@ -109,7 +111,7 @@ impl Driver<'_> {
                 Action::Look => Event::Looked(self.datapath.look(legs.each_ref()).map(Box::new)),
                 Action::Commit { at, most } => {
                     times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-                    let commit = || self.datapath.commit(legs.each_ref(), &at, most, Pair::both(false));
+                    let commit = || self.datapath.commit(legs.each_ref(), &at, most, CommitOptions::default());
                     Event::Committed(timed(&mut times.commit, commit).map(Box::new))
                 }
                 Action::Keep => break,

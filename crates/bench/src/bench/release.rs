@@ -5,7 +5,9 @@ use super::{
     Result,
     driver::{Driver, Times, timed, wait_phase},
 };
-use longsplice_datapath::{Datapath, FreezeOptions, Half, Pair, Phase, Released, Repair, SwitchError, Tuple};
+use longsplice_datapath::{
+    CommitOptions, Datapath, FreezeOptions, Half, Pair, Phase, Released, Repair, SwitchError, Tuple,
+};
 use std::{os::fd::OwnedFd, time::Instant};
 
 /// A flow whose sockets are owned here. No data flows, so its positions stay the same.
@@ -60,7 +62,7 @@ async fn splice(datapath: &Datapath, legs: &Pair<Tuple>, halves: &Pair<Half>, ti
     let began = Instant::now();
     let at = wait_phase(datapath, legs, Phase::Forwarding).await?;
     times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-    timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, Pair::both(u32::MAX), Pair::both(false)))?;
+    timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, Pair::both(u32::MAX), CommitOptions::default()))?;
     Ok(())
 }
 

@@ -467,6 +467,7 @@ impl Core {
         match event {
             Event::Looked(at) => self.drained(cx, at),
             Event::Committed(Ok(at)) => self.committed(cx, &at),
+            Event::Committed(Err(SwitchError::Short)) => self.unsplice(None, None), // the message has just passed
             Event::Committed(Err(error)) => self.undrained(cx, error.into()),
             Event::Copied => {
                 self.control_mut().passed = true;

@@ -9,7 +9,7 @@ use crate::{
     types::Trigger,
 };
 use longsplice_datapath::{
-    FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
+    CommitOptions, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
 };
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ impl Relay {
     pub(super) fn commit_untapped(&self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
         let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
         let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
-        self.datapath().commit(self.flow().legs.each_ref(), at, most, trigger)
+        self.datapath().commit(self.flow().legs.each_ref(), at, most, CommitOptions { trigger, in_time: true })
     }
 
     /// Installs new sockets, at the positions of the hosts, in a flow that was released.
