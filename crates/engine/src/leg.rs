@@ -168,16 +168,25 @@ impl Leg {
         self.speaks_first = yes;
     }
 
-    /// Limits the receive window of a new connection for which the proxy [speaks first](Leg::speaks_first). Bytes sent before a
-    /// splice have to be copied, and a host that was promised a larger window may send more than the other host has room for.
-    /// Does nothing if the host is far: more than its first window is never ahead of us then. The engine lifts the limit when
-    /// it keeps copying, as does [`Leg::unclamp`].
+    /// Limits the receive window before the proxy sends a request. Bytes sent before a splice have to be copied, and a host that
+    /// was promised a larger window may send more than the other host has room for. Does nothing if the host is far: more than
+    /// its first window is never ahead of us then. The engine lifts the limit when it keeps copying, as does [`Leg::unclamp`].
+    ///
+    /// A host takes back the larger window that it was promised only with a segment of a higher number than the last one
+    /// (RFC 9293, 3.10.7.4). That is the request of a new connection for which the proxy [speaks first](Leg::speaks_first); of
+    /// any other, the first byte of the request has to be written on its own.
     #[doc(hidden)]
     pub fn clamp(&mut self) {
         let is_near = self.path_facts().min_rtt.is_some_and(|rtt| rtt <= NEAR);
         if let (true, Socket::Live(s)) = (is_near, &self.socket) {
             self.clamped = limit_unread(s.get(), FIRST_WINDOW).ok(); // on failure, more is copied
         }
+    }
+
+    /// Whether the receive window is limited by [`Leg::clamp`].
+    #[doc(hidden)]
+    pub fn is_clamped(&self) -> bool {
+        self.clamped.is_some()
     }
 
     /// Lifts the limit of [`Leg::clamp`].

@@ -372,22 +372,29 @@ pub struct Message {
     pub(crate) from: Side,
     pub(crate) bytes: u64,
     pub(crate) until_receiver_speaks: bool,
+    pub(crate) pays: bool,
 }
 
 impl Message {
     /// A message of `bytes` bytes from the client. `None`: everything until the client closes.
     pub fn from_client(bytes: Option<u64>) -> Message {
-        Message { from: Side::Client, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
+        Message { from: Side::Client, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false, pays: false }
     }
 
     /// A message of `bytes` bytes from the server. `None`: everything until the server closes.
     pub fn from_server(bytes: Option<u64>) -> Message {
-        Message { from: Side::Server, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
+        Message { from: Side::Server, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false, pays: false }
     }
 
     /// Stop early if the receiving host sends data or closes.
     pub fn until_receiver_speaks(self) -> Message {
         Message { until_receiver_speaks: true, ..self }
+    }
+
+    /// Splice it at once, whatever its length, unless the policy is never to splice: it is the rest of a message that was
+    /// long enough.
+    pub fn that_pays(self) -> Message {
+        Message { pays: true, ..self }
     }
 }
 

@@ -5,7 +5,9 @@
 mod running;
 
 use longsplice_lab::{
-    Family, Impair, Lab, LinkDirection, Shape, pattern,
+    Family, Impair, Lab, LinkDirection, Shape,
+    calls::SystemCalls,
+    pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use longsplice_proxy::Http;
@@ -408,6 +410,58 @@ fn bodies_of_persistent_connections_are_spliced() {
     let (bodies, bytes) = (share(|n| n.min(1)), share(|n| n));
     eprintln!("{bodies:.2} of the bodies, {bytes:.2} of the bytes");
     assert!(bodies > 0.9 && bytes > 0.7, "{bodies:.2} of the bodies, {bytes:.2} of the bytes");
+}
+
+/// One body in three is spliced, and the next ones are copied over the same connections with the usual window. Then the window of
+/// a connection that is in use becomes small again.
+#[test]
+#[ignore = "root"]
+fn bodies_among_others_are_spliced() {
+    let mixed = |seed, n| {
+        let sizes = [300 * 1024, 2 << 20, 40_000];
+        large(seed, n)
+            .into_iter()
+            .zip(sizes.into_iter().cycle())
+            .map(|(ask, n)| Ask { down: (Framing::Exact, n), ..ask })
+            .collect()
+    };
+    let records = run(Family::V6, None, &[], mixed, (4, 2, 60));
+    check(&records, 480, 100_000_000);
+    let sum = |key: &str, least: u64, most: u64| {
+        let all = records.iter().filter(|r| (least..most).contains(&r["bytes_down"].as_u64().unwrap()));
+        all.map(|r| r[key].as_u64().unwrap()).sum::<u64>() as f64
+    };
+    let [share, none] =
+        [(2 << 20, u64::MAX), (0, 2 << 20)].map(|(l, m)| sum("spliced_down", l, m) / sum("bytes_down", l, m));
+    eprintln!("{share:.2} of the bytes of the long bodies");
+    assert!(share > 0.8 && none == 0.0, "{share:.2} of the bytes of long bodies, {none:.2} of the others");
+}
+
+/// Bodies that are never long enough are copied with the usual window: in as few steps as without splicing.
+#[test]
+#[ignore = "root"]
+fn bodies_that_are_copied_cost_no_more_where_others_would_be_spliced() {
+    const BODIES: usize = 400;
+    let calls = ["never", "default"].map(|when| {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let (tell, _told) = mpsc::channel();
+        serve(&lab, Family::V4, &tell);
+        let proxy = FORWARDER_TO_CLIENT.port(Family::V4, PROXY);
+        let pins = Pins::of(&lab.forwarder);
+        let more: &[&str] = if when == "never" { &["--splice", when] } else { &[] };
+        let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
+        let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
+        let calls = SystemCalls::of(program.id()).unwrap();
+        let asks =
+            |n| large(1, n).into_iter().map(|ask| Ask { down: (Framing::Exact, 200_000), ..ask }).collect::<Vec<_>>();
+        lab.client.spawn(move || talk(proxy, Family::V4, asks(BODIES), 1).unwrap()).join().unwrap();
+        let sum = calls.so_far().iter().sum::<u64>() as f64 / BODIES as f64;
+        let records = program.end(&pins);
+        assert!(records.len() == BODIES && records.iter().all(|r| r["splices"] == 0));
+        sum
+    });
+    eprintln!("system calls for a body: never {:.1}, default {:.1}", calls[0], calls[1]);
+    assert!(calls[1] <= calls[0] * 1.25 + 1.0, "{calls:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod alarm;
 mod auth;
 mod exchange;
 mod forward_request;
+pub(crate) mod habit;
 mod read;
 mod site;
 mod stored;
@@ -31,6 +32,7 @@ use crate::{
 use alarm::Alarm;
 use bytes::Bytes;
 use forward_request::{Held, RoutedRequest, To};
+use habit::Habit;
 use longsplice_engine::{Leftovers, Leg};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
 use std::{
@@ -52,6 +54,8 @@ struct Row<'a> {
     client: Stream,
     /// Connection to the last server.
     server: Option<Held>,
+    /// What the replies of servers outside of pools are like.
+    habit: Habit,
     began: Instant,
     /// Number of requests so far.
     count: u64,
@@ -83,6 +87,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
         http,
         client,
         server: None,
+        habit: Habit::default(),
         began: Instant::now(),
         count: 0,
         alarm: Alarm::new(),

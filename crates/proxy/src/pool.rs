@@ -14,7 +14,7 @@ mod health;
 use crate::{
     config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
     counters::Counters,
-    http::stream::Stream,
+    http::{habit::Habit, stream::Stream},
     resolve::Resolver,
     target::Target,
 };
@@ -75,6 +75,8 @@ pub(crate) struct Member {
     idle: Mutex<VecDeque<Idle>>,
     idle_connections: usize,
     idle_time: Duration,
+    /// What its replies are like.
+    pub habit: Habit,
 }
 
 /// An idle connection.
@@ -110,6 +112,7 @@ impl Pool {
                 idle: Mutex::default(),
                 idle_connections: config.idle_connections,
                 idle_time: config.idle_time,
+                habit: Habit::default(),
             })
         };
         let members: Vec<_> = config.servers.iter().enumerate().map(member).collect();

@@ -226,13 +226,15 @@ impl Core {
             cx.refuse(why);
             forget = Some(why);
         }
-        let (is_message, control) = (self.message.is_some(), self.control.as_mut().expect("not forwarded"));
+        let is_message = self.message.is_some();
+        let pays = self.message.as_mut().is_some_and(|m| std::mem::take(&mut m.pays)); // the first attempt only
+        let control = self.control.as_mut().expect("not forwarded");
         control.moved = (control.copied(), cx.now);
         control.began.1 = control.began.1.min(cx.now);
         (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit);
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
-            _ if control.wanted => 0,
+            _ if control.wanted || pays => 0,
             SpliceWhen::AfterBytes(n) if is_message => control.worth(n),
             SpliceWhen::Never => u64::MAX,
             SpliceWhen::AtOnce => 0,
@@ -467,7 +469,8 @@ impl Core {
         match event {
             Event::Looked(at) => self.drained(cx, at),
             Event::Committed(Ok(at)) => self.committed(cx, &at),
-            Event::Committed(Err(SwitchError::Short)) => self.unsplice(None, None), // the message has just passed
+            // since the look, and the data path may have taken it back
+            Event::Committed(Err(SwitchError::Short | SwitchError::Busy)) if self.message.is_some() => self.passed(cx),
             Event::Committed(Err(error)) => self.undrained(cx, error.into()),
             Event::Copied => {
                 self.control_mut().passed = true;
@@ -505,7 +508,7 @@ impl Core {
         };
         if at.is_drained() {
             if self.message.as_ref().is_some_and(|m| m.is_passed(&at)) {
-                return self.unsplice(None, None);
+                return self.passed(cx);
             }
             if self.message.is_none() && at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0 {
                 return self.closed(cx);
@@ -535,6 +538,12 @@ impl Core {
         cx.shown.splices += 1;
         self.state = State::Ended;
         Action::End { how: EndReason::Closed, forwarded: true }
+    }
+
+    /// Takes back a flow whose message has passed before the commit.
+    fn passed(&mut self, cx: &mut Context<'_>) -> Action {
+        cx.shown.splices += 1;
+        self.unsplice(None, None)
     }
 
     fn undrained(&mut self, cx: &mut Context<'_>, why: Refusal) -> Action {

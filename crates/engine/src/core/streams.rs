@@ -156,6 +156,8 @@ pub(super) struct Passing {
     pub left: u64,
     /// Position in the sender's stream at which the current splice ends.
     pub goal: u64,
+    /// The message is to be spliced, whatever is left of it.
+    pub pays: bool,
     /// That position had passed before the splice was committed.
     pub passed_early: bool,
 }
@@ -167,6 +169,7 @@ impl Passing {
             until_receiver_speaks: message.until_receiver_speaks,
             left: message.bytes,
             goal: u64::MAX,
+            pays: message.pays,
             passed_early: false,
         }
     }

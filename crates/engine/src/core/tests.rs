@@ -376,12 +376,6 @@ fn a_drain_comes_to_an_end() {
     assert_eq!((flow.shown.splices, flow.shown.refusal), (0, Some(Refusal::DrainTimeout)));
 
     let mut flow = draining();
-    flow.on(Event::Copied);
-    assert!(matches!(flow.drained(), Action::Commit { .. }));
-    assert!(matches!(flow.on(Event::Committed(Err(SwitchError::Short))), Action::Unsplice { away: None }));
-    assert_eq!(flow.shown.refusal, None, "a message that has passed is no reason to copy");
-
-    let mut flow = draining();
     assert_eq!(flow.core.timer(), Some(flow.now + control::LOOK_EVERY));
     flow.now += flow.policy.drain_limit;
     assert!(matches!(flow.on(Event::Timer), Action::Look));

@@ -84,10 +84,10 @@ impl Relay {
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
-        if self.core.message_from().is_none() {
-            self.legs.iter_mut().for_each(Leg::unclamp); // the next message may be spliced
+        for leg in self.legs.iter_mut() {
+            leg.unclamp();
+            leg.relax();
         }
-        self.legs.iter_mut().for_each(Leg::relax);
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();
         }

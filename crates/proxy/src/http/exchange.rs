@@ -49,6 +49,9 @@ const LEAST_TO_COME: u64 = 16 * 1024;
 /// Size of a body from which the engine copies it for less than we do, through pipes, so that a failed attempt does no harm.
 const LONG: u64 = 512 * 1024;
 
+/// Size of a body that a server with a small window sends in one piece, or nearly ([`Leg::clamp`]).
+const CLAMPED: u64 = 32 * 1024;
+
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
     server: &'a mut Stream,
@@ -102,6 +105,8 @@ struct Down {
     /// The body, once the head has arrived.
     body: Option<Body>,
     checked: usize,
+    /// The whole body is worth a splice.
+    long: bool,
     /// Remove the chunk framing: the client gets only the content.
     strip: bool,
     /// The rest of the body must be copied.
@@ -175,6 +180,7 @@ impl<'a> Exchange<'a> {
                 sent: 0,
                 body: None,
                 checked: 0,
+                long: false,
                 strip: false,
                 copy: false,
                 interim: 0,
@@ -250,7 +256,10 @@ impl<'a> Exchange<'a> {
         let ahead = body.ahead();
         let (left, message) = match sender {
             Side::Client => (Leftovers::for_server(first), Message::from_client(ahead).until_receiver_speaks()),
-            Side::Server => (Leftovers::for_client(first), Message::from_server(ahead)),
+            Side::Server => {
+                let rest = Message::from_server(ahead);
+                (Leftovers::for_client(first), if down.long && ahead.is_some() { rest.that_pays() } else { rest })
+            }
         };
         let RelayedMessage { ended, missing, in_hand, .. } =
             splicer.relay_message(&mut client.leg, &mut server.leg, left, policy, info, message).await;
@@ -298,6 +307,11 @@ impl<'a> Exchange<'a> {
             }
             self.server.leg.untap();
         }
+    }
+
+    /// Whether the reply was spliced, or could have been if less of it had been sent ahead.
+    pub fn reply_is_long(&self) -> bool {
+        self.spliced.server > 0 || self.down.long && self.refusal.is_none_or(|why| why == Refusal::Short)
     }
 
     /// Whether the exchange waits for bytes from the client.
@@ -450,8 +464,15 @@ impl<'a> Exchange<'a> {
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
         self.begin(reply, close);
         self.down.strip = strip;
-        if reply.framing == Framing::Chunked {
-            self.server.leg.unclamp(); // most of it is copied
+        let (long, large) = match reply.framing {
+            Framing::Exact(n) => (is_worth(self.bodies, Some(n)), n > CLAMPED),
+            Framing::Chunked => (false, true), // chunks may be spliced, but most are short
+            Framing::UntilClose => (is_worth(self.bodies, None), true),
+            Framing::None => (false, false),
+        };
+        self.down.long = long;
+        if large && !long {
+            self.server.leg.unclamp(); // it is copied
         }
         let body = if self.http.strict_replies { Body::new } else { Body::lenient };
         self.down.body = Some(body(reply.framing));
@@ -531,7 +552,7 @@ impl<'a> Exchange<'a> {
         let (server, down) = (&self.server, &self.down);
         let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
         let all = down.checked == server.in_hand().len() && !body.is_done();
-        let worth = all && self.up_done() && is_worth(self.bodies, body.ahead());
+        let worth = all && self.up_done() && (down.long || is_worth(self.bodies, body.ahead()));
         if !worth {
             return false;
         }

@@ -28,7 +28,7 @@ use crate::{
     pool::{Lease, Pool},
     target::Target,
 };
-use longsplice_engine::{FlowInfo, Leg, Refusal, SpliceWhen};
+use longsplice_engine::{FlowInfo, Refusal, SpliceWhen};
 use longsplice_http::{
     Request,
     forward::{self, Onward},
@@ -161,7 +161,7 @@ impl Row<'_> {
         self.drop_server();
         self.client.leg.speaks_first(true);
         let server = connect(self.shared(), listener, &self.client.leg, &subject, target).await?;
-        self.server = Some(Held { target: target.clone(), stream: self.stream(server), reused: false, lease: None });
+        self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
         Ok(())
     }
 
@@ -196,18 +196,12 @@ impl Row<'_> {
             let client = &self.client.leg;
             match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, (&target, None)).await {
                 Ok(leg) => {
-                    self.server = Some(Held { target, stream: self.stream(leg), reused: false, lease: Some(lease) });
+                    self.server = Some(Held { target, stream: Stream::new(leg), reused: false, lease: Some(lease) });
                     return Ok(());
                 }
                 Err(fault) => tries.failed(&lease, fault, &shared.counters),
             }
         }
-    }
-
-    fn stream(&self, server: Leg) -> Stream {
-        let spliced = self.front.bodies.when != SpliceWhen::Never
-            && self.shared().splicer.may_splice(&self.client.leg, &server).is_ok();
-        if spliced { Stream::clamped(server) } else { Stream::new(server) }
     }
 
     /// Runs the exchange over the connection that was found.
@@ -221,7 +215,8 @@ impl Row<'_> {
         let last = !self.may_go_on(request);
         let limits = &self.front.listener.limits;
         let idle = self.front.policy.idle_limit;
-        let Some(Held { target, stream: server, reused, .. }) = &mut self.server else { return End::Stale };
+        let Some(Held { target, stream: server, reused, lease }) = &mut self.server else { return End::Stale };
+        let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.0.habit);
         record.server = Some(server.leg.remote());
         let (more, site) = match &routed.to {
             To::Target(_) => (false, None),
@@ -243,6 +238,7 @@ impl Row<'_> {
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { SpliceWhen::Never };
+        server.limit(bodies != SpliceWhen::Never && habit.is_long());
         let ends = (&mut self.client, server);
         let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, asking));
         let end = loop {
@@ -270,6 +266,7 @@ impl Row<'_> {
             }
         };
         exchange.end_fill(&end);
+        habit.note(exchange.reply_is_long());
         record.cache = exchange.cache;
         (record.status, record.reply_rule) = (exchange.status, exchange.reply_rule.take());
         (record.bytes_up, record.bytes_down) = (exchange.passed.client, exchange.passed.server);

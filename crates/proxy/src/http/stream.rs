@@ -31,17 +31,26 @@ pub(crate) struct Stream {
     eager: bool,
     /// The host has sent its FIN.
     pub ended: bool,
+    /// Something was written.
+    used: bool,
+    /// The next byte is written on its own; see [`Stream::limit`].
+    split: bool,
 }
 
 impl Stream {
-    /// Returns a stream to a server whose replies may be spliced.
-    pub fn clamped(mut leg: Leg) -> Stream {
-        leg.clamp();
-        Stream::new(leg)
+    pub fn new(leg: Leg) -> Stream {
+        Stream { leg, bytes: Vec::new(), start: 0, eager: false, ended: false, used: false, split: false }
     }
 
-    pub fn new(leg: Leg) -> Stream {
-        Stream { leg, bytes: Vec::new(), start: 0, eager: false, ended: false }
+    /// Before a request: limits what the server may send ahead of us, since the reply will probably be spliced, or lifts the
+    /// limit ([`Leg::clamp`]).
+    pub fn limit(&mut self, yes: bool) {
+        if !yes {
+            self.leg.unclamp();
+        } else if !self.leg.is_clamped() {
+            self.leg.clamp();
+            self.split = self.used && self.leg.is_clamped();
+        }
     }
 
     /// Starts with these bytes in the buffer, at most one initial buffer of them.
@@ -114,21 +123,28 @@ impl Stream {
     }
 
     pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let bytes = if self.split { &bytes[..1.min(bytes.len())] } else { bytes };
         match ready!(Pin::new(&mut self.leg).poll_write(cx, bytes))? {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-            n => Poll::Ready(Ok(n)),
+            n => {
+                (self.used, self.split) = (true, false);
+                Poll::Ready(Ok(n))
+            }
         }
     }
 
     /// Writes two slices with one call.
     pub fn poll_write_both(&mut self, cx: &mut Context<'_>, first: &[u8], second: &[u8]) -> Poll<io::Result<usize>> {
-        if second.is_empty() {
+        if second.is_empty() || self.split {
             return self.poll_write(cx, first);
         }
         let both = [first, second].map(IoSlice::new);
         match ready!(Pin::new(&mut self.leg).poll_write_vectored(cx, &both))? {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-            n => Poll::Ready(Ok(n)),
+            n => {
+                self.used = true;
+                Poll::Ready(Ok(n))
+            }
         }
     }
 

@@ -99,6 +99,33 @@ fn a_splice_of_a_message_that_has_paid_may_be_tried_again() {
     }
 }
 
+/// The rest of a message whose whole length has been compared with the policy.
+#[test]
+fn the_rest_of_a_long_message_is_spliced() {
+    let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
+    let rest = Message::from_server(Some(5000));
+    let mut flow = Flow::new(policy.clone(), Some(rest.that_pays()));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::Measure));
+    assert!(matches!(Flow::new(policy, Some(rest)).on(Event::Attended(true)), Action::CopyOn { .. }));
+    let never = Policy { when: SpliceWhen::Never, ..Policy::default() };
+    assert!(matches!(Flow::new(never, Some(rest.that_pays())).on(Event::Attended(true)), Action::CopyOn { .. }));
+}
+
+/// It has passed while the flow drained: the commit is refused, or the data path has taken the flow back already.
+#[test]
+fn a_message_that_passes_before_its_commit_was_spliced() {
+    for error in [SwitchError::Short, SwitchError::Busy] {
+        let mut flow = Flow::new(Policy::default(), Some(Message::from_server(Some(1 << 30))));
+        assert!(matches!(flow.on(Event::Attended(true)), Action::Measure));
+        assert!(matches!(flow.measured(), Action::Freeze { .. }));
+        assert!(matches!(flow.frozen(), Action::Wait));
+        flow.on(Event::Copied);
+        assert!(matches!(flow.drained(), Action::Commit { .. }));
+        assert!(matches!(flow.on(Event::Committed(Err(error))), Action::Unsplice { away: None }));
+        assert_eq!((flow.shown.splices, flow.shown.refusal), (1, None));
+    }
+}
+
 /// The event of the end is lost, or comes before the flow is kept.
 #[test]
 fn the_end_of_a_message_is_found_by_looking() {
