@@ -66,11 +66,12 @@ pub fn demo(args: &DemoArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Processor time and bytes at one moment.
+/// Processor time, bytes, and segments that the server has sent again, at one moment.
 struct Mark {
     at: Instant,
     cpu: Option<f64>,
     received: u64,
+    retransmitted: u64,
 }
 
 /// Time shown in the plot before and after the switch.
@@ -122,12 +123,12 @@ impl Story {
         ));
         let taps = (Tap::start(&stage.lab.server, "s0")?, Tap::start(&stage.lab.client, "c0")?);
         let mut client = Client::connect(Some(&stage.control))?;
-        let retransmitted = stage.retransmitted();
         let mut download = Download::start(&stage.lab, &["--socks5-hostname", &stage::proxy_address(), &stage::url()])?;
         self.say(&format!("curl --socks5-hostname {} {} | sha256sum", stage::proxy_address(), stage::url()));
 
-        let switch = self.watch_switch(stage, &mut client, &download)?;
+        let (switch, frozen) = self.watch_switch(stage, &mut client, &download)?;
         self.pause(Duration::from_millis(500))?;
+        self.say(&format!("the switch, and half a second after it: {}", again(&frozen, &self.mark(stage, &download))));
         let traces = (taps.0.stop()?, taps.1.stop()?);
         let spliced = self.mark(stage, &download);
         self.pause(WATCHED)?;
@@ -154,23 +155,21 @@ impl Story {
             .into());
         }
         self.say(&format!("complete: {}, SHA-256 {} as served", longsplice::bytes(received), short(&digest)));
-        let again = stage.retransmitted() - retransmitted;
-        self.say(&format!("segments that the server had to send again, all told: {again}"));
         self.draw(&traces, switch, out)?;
         stage.longsplice(&["stop", "--flush"])?;
         self.say("longsplice stop --flush   nothing is left in the kernel");
         Ok(())
     }
 
-    /// Watches the flow until it is spliced.
-    fn watch_switch(&self, stage: &Stage, client: &mut Client, download: &Download) -> Result<Switch> {
+    /// Watches the flow until it is spliced. Returns the last mark before the switch as well.
+    fn watch_switch(&self, stage: &Stage, client: &mut Client, download: &Download) -> Result<(Switch, Mark)> {
         let flow = |client: &mut Client| -> Result<Option<Row>> { Ok(longsplice::flows(client)?.pop()) };
         let step = Duration::from_millis(5);
         let row = self.wait("the flow", step, || Ok(flow(client)?.filter(|r| r.bytes_down > 0)))?;
         let copying = self.mark(stage, download);
         let stages = row.stages.join(" > ");
         let mut began = now();
-        let mut before = copying.received;
+        let mut before = self.mark(stage, download);
         let (row, done) = self.wait("the switch", step, || {
             if download.ended() {
                 return Err("the download ended too early".into());
@@ -181,26 +180,27 @@ impl Story {
                 Some(row) => {
                     if row.state == "copying" {
                         began = now();
-                        before = download.received();
+                        before = self.mark(stage, download);
                     }
                     Ok(None)
                 }
                 None => Err("the flow is gone".into()),
             }
         })?;
-        self.compare("copying", &copying, &self.mark(stage, download));
+        self.compare("copying", &copying, &before);
         self.say(&format!("             segments pass: {stages}"));
         self.say(&format!(
             "spliced after {} in {:.0} ms at most (two looks at `longsplice ls`)",
-            longsplice::bytes(before),
+            longsplice::bytes(before.received),
             (done - began).as_secs_f64() * 1000.0
         ));
         self.say(&format!("             segments pass: {}", row.stages.join(" > ")));
-        Ok(Switch { began, done, around: AROUND })
+        Ok((Switch { began, done, around: AROUND }, before))
     }
 
     fn mark(&self, stage: &Stage, download: &Download) -> Mark {
-        Mark { at: Instant::now(), cpu: stage.cpu(), received: download.received() }
+        let retransmitted = stage.retransmitted();
+        Mark { at: Instant::now(), cpu: stage.cpu(), received: download.received(), retransmitted }
     }
 
     fn compare(&self, name: &str, from: &Mark, to: &Mark) {
@@ -212,7 +212,7 @@ impl Story {
             }
             _ => String::new(),
         };
-        self.say(&format!("{name:<11}  {rate}/s{cpu}"));
+        self.say(&format!("{name:<11}  {rate}/s{cpu}; {}", again(from, to)));
     }
 
     fn draw(&self, traces: &(Trace, Trace), switch: Switch, out: &Path) -> Result<()> {
@@ -231,6 +231,10 @@ impl Story {
         ));
         Ok(())
     }
+}
+
+fn again(from: &Mark, to: &Mark) -> String {
+    format!("segments sent again by the server: {}", to.retransmitted - from.retransmitted)
 }
 
 fn now() -> Duration {

@@ -1,8 +1,9 @@
-//! Counters of a lab's devices and kernel: the packet sizes that a forwarder handled.
+//! Counters of a lab's devices and kernel: the packet sizes that a forwarder handled. And longsplice's own: how much it spliced.
 
-use super::{Result, venue::Venue};
-use longsplice::Ask;
+use super::{Result, site::Site, variant::Variant, venue::Venue};
+use longsplice::{Ask, Client};
 use longsplice_lab::Namespace;
+use serde_json::Value;
 use std::fs;
 
 /// Counters of a device since its creation.
@@ -64,6 +65,42 @@ fn forwarded(venue: &Venue) -> Result<u64> {
     Ok(all.ok_or("longsplice does not say how many packets it forwarded")?)
 }
 
+/// Connections and replies of a longsplice so far, by what has become of them. Both are zero for other variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flows {
+    spliced: u64,
+    copied: u64,
+}
+
+impl Flows {
+    /// Those of a plug or SOCKS proxy, or of connections that are routed.
+    pub fn of(venue: &Venue) -> Result<Flows> {
+        Flows::read(venue.variant, || venue.control())
+    }
+
+    /// Those of a reverse proxy.
+    pub fn at(site: &Site) -> Result<Flows> {
+        Flows::read(site.variant, || Ok(Client::connect(Some(&site.control()))?))
+    }
+
+    fn read(variant: Variant, control: impl FnOnce() -> Result<Client>) -> Result<Flows> {
+        if !variant.is_longsplice() {
+            return Ok(Flows::default());
+        }
+        let answer = control()?.ask(Ask::Counters)?;
+        let listeners = answer["listeners"].as_array().ok_or("longsplice does not say what it has spliced")?;
+        let refused = listeners.iter().filter_map(|l| l["refused"].as_object()).flat_map(|all| all.values());
+        let sum = |counts: &mut dyn Iterator<Item = &Value>| counts.filter_map(Value::as_u64).sum();
+        Ok(Flows { spliced: sum(&mut listeners.iter().map(|l| &l["spliced"])), copied: sum(&mut refused.into_iter()) })
+    }
+
+    /// Share of those since `before` that were spliced. `None` if there are none.
+    pub fn share_since(self, before: Flows) -> Option<f64> {
+        let (spliced, copied) = (self.spliced - before.spliced, self.copied - before.copied);
+        (spliced + copied > 0).then(|| spliced as f64 / (spliced + copied) as f64)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +111,13 @@ mod tests {
         assert_eq!(Device::parse(table, "f1"), Some(Device { received_bytes: 3028, received: 2, sent: 7 }));
         assert_eq!(Device::parse(table, "f"), None);
         assert_eq!(Device::parse("f1: 1 2\n", "f1"), None);
+    }
+
+    #[test]
+    fn the_share_that_is_spliced() {
+        let at = |spliced, copied| Flows { spliced, copied };
+        assert_eq!(at(5, 9).share_since(at(2, 8)), Some(0.75));
+        assert_eq!(at(2, 8).share_since(at(2, 8)), None, "there was none");
     }
 
     #[test]

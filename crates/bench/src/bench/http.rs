@@ -2,7 +2,9 @@
 //! size; and the body size from which splicing pays, found in the same way as the [`threshold`] of connections.
 
 use super::{
-    Bench, Result, requests,
+    Bench, Result,
+    counters::Flows,
+    requests,
     results::{Case, Run},
     segment::on_one_cpu,
     site::{Files, Site, VARIANTS, config, origin_config},
@@ -45,9 +47,10 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let case = |(bytes, connections)| {
         bench.rounds(Subject::Http { bytes }, &VARIANTS, |variant| {
             let site = sites.iter().find(|s| s.variant == variant).ok_or("no site was set")?;
+            let before = Flows::at(site)?;
             let (count, cost) = requests::ask(site, bytes, connections, length)?;
             let (rate, cpu) = (count / cost.seconds, cost.cpu * 1e6 / count);
-            Ok(Run::new(variant, cost, count, rate, cpu))
+            Ok(Run { spliced: Flows::at(site)?.share_since(before), ..Run::new(variant, cost, count, rate, cpu) })
         })
     };
     SIZES.into_iter().map(case).collect()
@@ -67,10 +70,11 @@ pub fn bodies(bench: &Bench) -> Result<Vec<Case>> {
         let case = |bytes| {
             bench.rounds_of(bench.rounds * ROUNDS, Subject::Body { bytes }, &threshold::VARIANTS, |variant| {
                 let site = sites.iter().find(|s| s.variant == variant).ok_or("no site was set")?;
+                let before = Flows::at(site)?;
                 let (count, cost) = requests::ask(site, bytes, 1, length)?;
                 let micros = cost.seconds * 1e6 / count;
                 let cpu = micros * cost.first_busy;
-                Ok(Run::new(variant, cost, count, micros, cpu))
+                Ok(Run { spliced: Flows::at(site)?.share_since(before), ..Run::new(variant, cost, count, micros, cpu) })
             })
         };
         BODIES.into_iter().map(case).collect()

@@ -1,4 +1,5 @@
-//! Memory of idle connections: the data path's tables, the processes of a proxy, and the kernel's memory for sockets.
+//! Memory of connections: the data path's tables, the processes of a proxy, and the kernel's memory for sockets while they are
+//! idle, and while their queues are full.
 
 use super::{
     Bench, Result,
@@ -6,11 +7,17 @@ use super::{
     network::Packets,
     results::{HeldMemory, Memory, Table},
     variant::Variant,
-    venue::Venue,
+    venue::{Pair, Venue},
 };
 use longsplice::{netns_inode, pin_folder};
 use longsplice_datapath::{MapSize, map_size};
-use std::{fs, thread, time::Duration};
+use longsplice_lab::Namespace;
+use std::{
+    fs,
+    io::{ErrorKind, Write},
+    thread,
+    time::Duration,
+};
 
 /// The variants measured, and whether flows are released. The first shows the memory of the end hosts alone.
 const VARIANTS: [(Variant, bool); 8] = [
@@ -33,6 +40,8 @@ const FIRST: usize = 50;
 const REST: Duration = Duration::from_millis(500);
 /// Maximum number of such periods, some 30 s in total: long for any proxy on a busy machine.
 const RESTS: usize = 60;
+/// Number of connections whose queues are filled.
+const FULL: usize = 32;
 /// Change in the number of sockets that is ignored: other programs always open and close a few.
 const STIR: f64 = 10.0;
 /// Seconds until sockets are closed, in variants with release.
@@ -92,6 +101,7 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<HeldMemory> 
     let open = at_rest()?;
     let after = (venue.pid().map(resident), open.bytes);
     let cost = watch.stop();
+    let queued = if variant.routed() { None } else { Some(queued(&venue.lab.forwarder, &pairs[..FULL])?) };
     drop(pairs);
     // Otherwise they would be closed while the next variant's are counted.
     sockets_when(|_, now| now <= closed.count + (open.count - closed.count) / 10.0 + STIR)?;
@@ -99,7 +109,46 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<HeldMemory> 
     let kernel = each(before.1, after.1);
     let resident = before.0.zip(after.0).map(|(before, after)| each(before, after));
     let forwarder = ends.map(|ends| (kernel - ends).max(0.0));
-    Ok(HeldMemory { variant, released, connections, resident, kernel, forwarder, disturbed: cost.disturbed })
+    Ok(HeldMemory { variant, released, connections, resident, kernel, forwarder, queued, disturbed: cost.disturbed })
+}
+
+/// Bytes in the forwarder's queues for each connection, once the servers can send no more. The clients do not read.
+fn queued(forwarder: &Namespace, pairs: &[Pair]) -> Result<f64> {
+    let block = vec![0; 256 << 10];
+    let before = socket_memory(forwarder)?;
+    pairs.iter().try_for_each(|pair| pair.server.set_nonblocking(true))?;
+    for _ in 0..RESTS {
+        let mut sent = 0;
+        for mut server in pairs.iter().map(|pair| &pair.server) {
+            loop {
+                match server.write(&block) {
+                    Ok(n) => sent += n,
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
+        if sent == 0 {
+            return Ok(socket_memory(forwarder)?.saturating_sub(before) as f64 / pairs.len() as f64);
+        }
+        thread::sleep(REST);
+    }
+    Err("the queues are never full".into())
+}
+
+/// Bytes of kernel memory charged to a host's connections.
+pub fn socket_memory(host: &Namespace) -> Result<u64> {
+    Ok(charged(&host.execute("ss", &["-tmnH"])?))
+}
+
+/// The sum of what ss(8) reports: memory of received data, of data to be sent, and reserved for either.
+fn charged(output: &str) -> u64 {
+    let fields = output.split("skmem:(").skip(1).filter_map(|rest| rest.split(')').next());
+    let counted = |field: &str| {
+        let digits = field.strip_prefix(['r', 'f', 'w'])?;
+        digits.parse::<u64>().ok()
+    };
+    fields.flat_map(|fields| fields.split(',')).filter_map(counted).sum()
 }
 
 /// Resident bytes of a process and its descendants. Shared pages are divided among their users.
@@ -168,6 +217,14 @@ pub fn number(text: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_of_sockets() {
+        let output = "ESTAB 0 0 10.77.1.1:7000 10.77.1.2:4000\n\t skmem:(r100,rb131072,t7,tb87040,f20,w3,o0,bl0,d5)\n\
+                      ESTAB 0 0 a b skmem:(r1,rb1,t0,tb1,f0,w0,o0,bl0,d0)\n";
+        assert_eq!(charged(output), 124);
+        assert_eq!(charged(""), 0);
+    }
 
     #[test]
     fn numbers_of_proc_files() {

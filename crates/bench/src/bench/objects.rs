@@ -36,10 +36,19 @@ pub struct Plan {
 
 /// The result.
 pub struct Fetched {
-    /// Seconds of each fetch.
-    pub times: Vec<f64>,
+    /// Time of each fetch.
+    pub times: Vec<Time>,
     /// Cost of all fetches.
     pub cost: Cost,
+}
+
+/// Seconds until the last byte of an object has arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Time {
+    /// From connecting on.
+    pub connect: f64,
+    /// From the request on, which follows the connection and SOCKS's handshake.
+    pub request: f64,
 }
 
 /// Fetches objects. Every client fetches once before the measurement, and at least once during it.
@@ -58,11 +67,9 @@ pub fn fetch(venue: &Venue, plan: Plan) -> Result<Fetched> {
             let mut times = vec![];
             first?;
             while times.is_empty() || (begun.fetch_add(1, Relaxed) < plan.most && Instant::now() < end) {
-                let began = Instant::now();
-                one(&dialler, plan.bytes, &mut block)?;
-                times.push(began.elapsed().as_secs_f64());
+                times.push(one(&dialler, plan.bytes, &mut block)?);
             }
-            Ok::<Vec<f64>, io::Error>(times)
+            Ok::<Vec<Time>, io::Error>(times)
         })
     };
     let clients: Vec<_> = (0..plan.clients).map(|_| client(venue.dialler())).collect();
@@ -76,13 +83,18 @@ pub fn fetch(venue: &Venue, plan: Plan) -> Result<Fetched> {
     Ok(Fetched { times, cost: watch.stop() })
 }
 
-fn one(dialler: &Dialler, bytes: u64, block: &mut [u8]) -> io::Result<()> {
+fn one(dialler: &Dialler, bytes: u64, block: &mut [u8]) -> io::Result<Time> {
+    let connect = Instant::now();
     let mut stream = dialler.dial()?;
+    let request = Instant::now();
     stream.write_all(&bytes.to_be_bytes())?;
     let mut received = 0;
     loop {
         match stream.read(block)? {
-            0 if received == bytes => return Ok(()),
+            0 if received == bytes => {
+                let [connect, request] = [connect, request].map(|began| began.elapsed().as_secs_f64());
+                return Ok(Time { connect, request });
+            }
             0 => return Err(io::Error::other(format!("{received} of {bytes} bytes arrived"))),
             n => received += n as u64,
         }

@@ -15,9 +15,13 @@ const SIZE: (u32, u32) = (1100, 520);
 const TEXT: (&str, i32) = ("sans-serif", 13);
 /// Fraction of a group's width that is filled by its bars.
 const FILLED: f64 = 0.84;
+/// Width of the plot, the legend included, as a multiple of that of the bars.
+const WITH_LEGEND: f64 = 1.2;
+/// Height of the names below the bars: three lines.
+const NAMES: u32 = 60;
 
 /// Colours that most people can distinguish, also side by side (Okabe and Ito).
-const COLOURS: [RGBColor; 8] = [
+const COLOURS: [RGBColor; 9] = [
     RGBColor(0x99, 0x99, 0x99),
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -25,10 +29,11 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x9e, 0x73),
     RGBColor(0xcc, 0x79, 0xa7),
     RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0xf0, 0xe4, 0x42),
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// Groups of bars, one for each of several things. A missing measurement leaves a gap.
+/// Groups of bars, one for each of several things. A cross stands for a missing measurement.
 struct Bars {
     caption: &'static str,
     unit: &'static str,
@@ -103,11 +108,11 @@ fn by_variant(
 impl Bars {
     fn draw<'a>(&self, area: &Area<'a>) -> Result<()> {
         let top = self.groups.iter().flat_map(|(_, bars)| bars).flatten().fold(0.0, |a: f64, b| a.max(*b));
-        let (top, width) = (if top > 0.0 { top * 1.4 } else { 1.0 }, self.groups.len() as f64);
+        let (top, width) = (if top > 0.0 { top * 1.05 } else { 1.0 }, self.groups.len() as f64 * WITH_LEGEND);
         let mut chart = ChartBuilder::on(area)
             .caption(self.caption, ("sans-serif", 20))
             .margin(12)
-            .x_label_area_size(44)
+            .x_label_area_size(NAMES)
             .y_label_area_size(64)
             .build_cartesian_2d(0.0..width, 0.0..top)?;
         // Group names are drawn below, so the axis has no labels.
@@ -119,6 +124,12 @@ impl Bars {
                 let left = group as f64 + (1.0 - FILLED) / 2.0 + n as f64 * each;
                 Some(Rectangle::new([(left, 0.0), (left + each * 0.92, bars[n]?)], colour.filled()))
             });
+            let missing = self.groups.iter().enumerate().filter(|(_, (_, bars))| bars[n].is_none());
+            let crosses = missing.map(|(group, _)| {
+                let middle = group as f64 + (1.0 - FILLED) / 2.0 + (n as f64 + 0.46) * each;
+                Cross::new((middle, top * 0.015), 3, colour.stroke_width(1))
+            });
+            chart.draw_series(crosses)?;
             let key = move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], colour.filled());
             chart.draw_series(bars)?.label(name).legend(key);
         }
@@ -130,7 +141,7 @@ impl Bars {
                 area.draw(&Text::new(part.to_owned(), (x, y + 5 + 14 * line as i32), style.clone()))?;
             }
         }
-        legend(&mut chart)
+        legend(&mut chart, SeriesLabelPosition::UpperRight)
     }
 }
 
@@ -141,9 +152,10 @@ fn centred() -> plotters::style::text_anchor::Pos {
 
 fn legend<'a, X: Ranged + 'a, Y: Ranged + 'a>(
     chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    position: SeriesLabelPosition,
 ) -> Result<()> {
     let mut labels = chart.configure_series_labels();
-    labels.position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.85));
+    labels.position(position).background_style(WHITE.mix(0.85));
     labels.border_style(BLACK.mix(0.3)).label_font(TEXT).draw()?;
     Ok(())
 }
@@ -173,7 +185,9 @@ fn response(file: &Path, s: &Summary) -> Result<()> {
             .x_label_area_size(44)
             .y_label_area_size(64)
             .build_cartesian_2d(range(|p| p.0).log_scale(), range(|p| p.1).log_scale())?;
-        chart.configure_mesh().x_desc("bytes").y_desc("milliseconds").label_style(TEXT).draw()?;
+        let mut mesh = chart.configure_mesh();
+        mesh.x_desc("size of the object").y_desc("milliseconds").label_style(TEXT);
+        mesh.x_label_formatter(&|bytes| with_unit(*bytes)).y_label_formatter(&|ms| ms.to_string()).draw()?;
         for (n, (variant, points)) in curves.iter().enumerate() {
             let colour = COLOURS[n % COLOURS.len()];
             let key = move |(x, y)| Rectangle::new([(x, y - 2), (x + 12, y + 2)], colour.filled());
@@ -181,10 +195,19 @@ fn response(file: &Path, s: &Summary) -> Result<()> {
             let dots = points.iter().map(|p| Circle::new(*p, 3, colour.filled()));
             chart.draw_series(dots)?.label(variant.title()).legend(key);
         }
-        legend(&mut chart)?;
+        legend(&mut chart, SeriesLabelPosition::UpperLeft)?;
     }
     root.present()?;
     Ok(())
+}
+
+/// A label of an axis of bytes, which has powers of ten: `10 KB`.
+fn with_unit(bytes: f64) -> String {
+    match bytes {
+        n if n >= 1e6 => format!("{} MB", n / 1e6),
+        n if n >= 1e3 => format!("{} KB", n / 1e3),
+        n => format!("{n} bytes"),
+    }
 }
 
 /// Size and load of a subject.
@@ -192,5 +215,15 @@ fn parts(subject: Subject) -> Option<(u64, u64)> {
     match subject {
         Subject::Response { bytes, clients } => Some((bytes, clients)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_sizes() {
+        assert_eq!([10.0, 1e3, 1e5, 1e8].map(with_unit), ["10 bytes", "1 KB", "100 KB", "100 MB"]);
     }
 }

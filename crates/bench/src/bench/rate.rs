@@ -3,6 +3,7 @@
 
 use super::{
     Bench, Result,
+    counters::Flows,
     network::Packets,
     objects::{Plan, fetch},
     results::{Case, Run},
@@ -31,8 +32,9 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
 fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);
+    let before = Flows::of(&venue)?;
     let fetched = fetch(&venue, Plan { bytes, clients: CLIENTS, length, most: CONNECTIONS })?;
     let (count, cost) = (fetched.times.len() as f64, fetched.cost);
     let (rate, cpu) = (count / cost.seconds, cost.cpu * 1e6 / count);
-    Ok(Run::new(variant, cost, count, rate, cpu))
+    Ok(Run { spliced: Flows::of(&venue)?.share_since(before), ..Run::new(variant, cost, count, rate, cpu) })
 }

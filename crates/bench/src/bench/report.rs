@@ -64,11 +64,22 @@ fn tables(results: &Results) -> String {
         &format!("Response time, milliseconds from connecting to the last byte, {relative}:"),
         &with_ratio,
     );
+    let from_request = |l: &Line| match (l.request, l.request_ratio) {
+        (Some(ms), Some(ratio)) if l.variant != l.subject.base() => {
+            format!("{}: {}", l.subject.number(ms.median), ratio.text(2))
+        }
+        (ms, _) => ms.map_or(String::new(), |ms| l.subject.number(ms.median)),
+    };
+    table(Kind::Response, &format!("Milliseconds from the request to the last byte, {relative}:"), &from_request);
+    let share = |l: &Line| l.spliced.map_or(String::new(), |s| s.text(2));
+    table(Kind::Response, "Share of these connections that were spliced:", &share);
     table(Kind::Rate, &format!("Connections per second, of eight clients, {relative}:"), &with_ratio);
     table(Kind::Rate, "CPU microseconds per connection, and the ratio to IP forwarding:", &cpu_with_ratio(0));
+    table(Kind::Rate, "Share of these connections that were spliced:", &share);
     let short = "Short transfers on one CPU, microseconds per connection, and the ratio to copying";
     table(Kind::Short, &format!("{short} ({rounds}):"), &with_ratio);
     table(Kind::Short, &format!("{short}, CPU time:"), &cpu_with_ratio(0));
+    table(Kind::Short, "Share of these connections that were spliced:", &share);
     text += &threshold("Splicing", "splice after", &results.threshold);
     let mut table = |kind, head: &str, cell: &dyn Fn(&Line) -> String| {
         text += &by_variant(s, kind, head, cell);
@@ -76,9 +87,11 @@ fn tables(results: &Results) -> String {
     let http = "over persistent connections to reverse proxies, and the ratio to HAProxy";
     table(Kind::Http, &format!("HTTP requests per second, {http} ({rounds}):"), &with_ratio);
     table(Kind::Http, &format!("CPU microseconds per HTTP request, {http}:"), &cpu_with_ratio(0));
+    table(Kind::Http, "Share of these replies that were spliced:", &share);
     let body = "HTTP replies on one CPU, microseconds per request, and the ratio to copying";
     table(Kind::Body, &format!("{body} ({rounds}):"), &with_ratio);
     table(Kind::Body, &format!("{body}, CPU time:"), &cpu_with_ratio(0));
+    table(Kind::Body, "Share of these replies that were spliced:", &share);
     text += &threshold("Splicing a body", "splice bodies from", &results.bodies);
     text += &switch(results);
     text += &memory(results);
@@ -88,9 +101,13 @@ fn tables(results: &Results) -> String {
     text
 }
 
-/// A table with a row for each subject and a column for each variant.
+/// A table with a row for each subject and a column for each variant that has a cell.
 fn by_variant(s: &Summary, kind: Kind, head: &str, cell: &dyn Fn(&Line) -> String) -> String {
-    let (subjects, variants) = (s.subjects(kind), s.variants(kind));
+    let (subjects, mut variants) = (s.subjects(kind), s.variants(kind));
+    variants.retain(|v| s.lines.iter().any(|l| (l.subject.kind(), l.variant) == (kind, *v) && !cell(l).is_empty()));
+    if variants.is_empty() {
+        return String::new();
+    }
     let rows = subjects.iter().map(|subject| {
         let refused = |v| s.refused.iter().any(|r| (r.subject, r.variant) == (*subject, v));
         let cells = variants.iter().map(|v| match s.line(*subject, *v) {
@@ -139,39 +156,44 @@ fn segments(s: &Summary, rounds: &str) -> String {
     let rows = s.variants(Kind::Segment).into_iter().map(|v| {
         let cells = segment::BYTES.into_iter().flat_map(|bytes| {
             let line = s.line(Subject::Segment { bytes }, v);
-            let alone = ratio::alone(s, bytes, v);
-            let speedup = ratio::alone(s, bytes, Variant::Copy).zip(alone).map(|(copy, own)| copy / own);
-            let number = |value: Option<f64>, digits: usize| value.map_or(String::new(), |n| format!("{n:.digits$}"));
+            let of = |of: &dyn Fn(&Line) -> Option<String>| line.and_then(of).unwrap_or_default();
             [
-                line.map(|l| l.subject.number(l.value.median)).unwrap_or_default(),
-                line.map(|l| l.ratio.text(2)).unwrap_or_default(),
-                number(alone, 1),
-                number(speedup, 2),
+                of(&|l| Some(l.subject.number(l.value.median))),
+                of(&|l| Some(l.ratio.text(2))),
+                of(&|l| l.alone.filter(|_| v != Variant::Direct).map(|alone| alone.text(1))),
+                of(&|l| l.alone_ratio.filter(|_| v != Variant::Direct).map(|ratio| ratio.inverse())),
             ]
         });
         std::iter::once(v.to_string()).chain(cells).collect()
     });
     let head = format!(
-        "Cost of a segment, by round trips with everything on one CPU ({rounds}). Alone: without what back to back takes. \
-         Speedup: of the forwarder alone, over copying."
+        "Cost of a segment, by round trips with everything on one CPU ({rounds}). Alone: without what back to back takes in \
+         the same round. Speedup: of the forwarder alone, over copying. \"Over\": what a forwarder takes alone is not \
+         distinguishable from nothing in some rounds."
     );
     table(&head, "variant", &columns.collect::<Vec<_>>(), rows.collect())
 }
 
 /// Table III of the paper.
 fn ratios(s: &Summary, rounds: &str) -> String {
-    let rows = s.lines.iter().filter(|l| l.subject.kind() == Kind::Ratio).map(|l| {
-        let Subject::Ratio { segments } = l.subject else { return Vec::new() };
+    if s.subjects(Kind::Ratio).is_empty() {
+        return String::new();
+    }
+    let each = ratio::SEGMENTS.into_iter().flat_map(|segments| ratio::VARIANTS.map(|variant| (segments, variant)));
+    let rows = each.map(|(segments, variant)| {
+        let subject = Subject::Ratio { segments };
+        let line = s.line(subject, variant);
+        let per_ack = line.and_then(|l| l.per_ack);
         let mb = |value: Option<f64>| value.map_or(String::new(), |n| format!("{n:.0}"));
         vec![
-            l.subject.label(),
-            l.variant.to_string(),
-            mb(ratio::derived_alone(s, l.variant, segments as f64)),
-            mb(ratio::derived(s, l.variant, segments as f64)),
-            l.per_ack.map_or(String::new(), |p| format!("{:.1}:1", p.median)),
-            mb(l.per_ack.and_then(|p| ratio::derived(s, l.variant, p.median))),
-            l.subject.number(l.value.median),
-            l.ratio.text(2),
+            subject.label(),
+            variant.to_string(),
+            mb(ratio::derived_alone(s, variant, segments as f64)),
+            mb(ratio::derived(s, variant, segments as f64)),
+            per_ack.map_or(String::new(), |p| format!("{:.1}:1", p.median)),
+            mb(per_ack.and_then(|p| ratio::derived(s, variant, p.median))),
+            line.map_or(String::new(), |l| l.subject.number(l.value.median)),
+            line.map_or(String::new(), |l| l.ratio.text(2)),
         ]
     });
     let columns = [
@@ -202,22 +224,26 @@ fn switch(results: &Results) -> String {
     table(head, "connection", &columns, rows.collect()) + &pays(results)
 }
 
-/// Numbers of segments that save as much time as the calls of a switch take
-/// on an idle connection. From when on splicing pays is a different question.
+/// Numbers of segments that save as much time as a switch takes: its calls by themselves, on an idle connection, and all
+/// that splicing costs a short connection.
 fn pays(results: &Results) -> String {
     let s = &results.summary;
     let saved = segment::BYTES.map(|bytes| {
         let of = |v| s.line(Subject::Segment { bytes }, v).map(|l| l.value.median);
         Some(of(Variant::Copy)? - of(Variant::Spliced)?).filter(|micros| *micros > 0.0)
     });
-    let rows = results.switch.iter().flat_map(SwitchCase::costs).map(|(what, micros)| {
+    let cpu = |v| s.line(Subject::Short { bytes: 1 }, v).map(|l| l.cpu.median);
+    let all = cpu(Variant::Spliced).zip(cpu(Variant::Copy)).map(|(spliced, copy)| spliced - copy);
+    let all = all.filter(|micros| *micros > 0.0).map(|micros| ("all that a splice costs".to_owned(), micros));
+    let rows = results.switch.iter().flat_map(SwitchCase::costs).chain(all).map(|(what, micros)| {
         let segments = saved.map(|s| s.map_or(String::new(), |s| format!("{:.1}", micros / s)));
         [vec![what, format!("{micros:.1}")], segments.to_vec()].concat()
     });
     let columns = segment::BYTES.map(|bytes| format!("segments of {}", Subject::Segment { bytes }.label()));
     let columns = [vec!["us".to_owned()], columns.to_vec()].concat();
-    let head = "The calls by themselves, and how many segments save as much (not from when on splicing a connection pays: see \
-                short transfers):";
+    let head = "What a switch costs, and how many segments save as much. First the calls by themselves; last, all that a \
+                spliced connection of one byte takes more than a copied one (short transfers), which is from when on splicing \
+                pays:";
     table(head, "switch", &columns, rows.collect())
 }
 
@@ -227,10 +253,19 @@ fn memory(results: &Results) -> String {
     let rows = m.held.iter().map(|h| {
         let name = if h.released { format!("{}, released", h.variant) } else { h.variant.to_string() };
         let resident = h.resident.map_or(String::new(), bytes);
-        vec![name, h.connections.to_string(), resident, bytes(h.kernel), h.forwarder.map_or(String::new(), bytes)]
+        let of = |n: Option<f64>| n.map_or(String::new(), bytes);
+        vec![name, h.connections.to_string(), resident, bytes(h.kernel), of(h.forwarder), of(h.queued)]
     });
-    let columns = ["connections", "in processes", "kernel's sockets", "of these, the forwarder's"].map(str::to_owned);
-    let mut text = table("Memory, bytes per idle connection:", "variant", &columns, rows.collect());
+    let columns = [
+        "connections",
+        "in processes",
+        "kernel's sockets",
+        "of these, the forwarder's",
+        "queues, if the client does not read",
+    ];
+    let head = "Memory, bytes per connection. The last column is the kernel's memory for the forwarder's queues while the \
+                server sends all it can and the client reads nothing; all others are of idle connections:";
+    let mut text = table(head, "variant", &columns.map(str::to_owned), rows.collect());
     let _ = writeln!(
         text,
         "Tables of the data path, allocated at the start: {:.0} bytes per released IPv4 flow, {:.0} per parked one.\n",

@@ -1,10 +1,11 @@
-//! Response time by object size (Fig. 6.1 and 6.2 of the symmetric-splice paper), measured from connecting to the last byte:
-//! through SOCKS proxies and a router, with one client and with many.
+//! Response time by object size (Fig. 6.1 and 6.2 of the symmetric-splice paper), measured from connecting to the last byte,
+//! and as there from the request: through SOCKS proxies and a router, with one client and with many.
 
 use super::{
     Bench, Result,
+    counters::Flows,
     network::Packets,
-    objects::{Plan, fetch},
+    objects::{Plan, Time, fetch},
     results::{Case, Run},
     stats::Spread,
     subject::Subject,
@@ -39,9 +40,12 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
 fn run(variant: Variant, bytes: u64, clients: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);
+    let before = Flows::of(&venue)?;
     let fetched = fetch(&venue, Plan { bytes, clients: clients as usize, length, most: OBJECTS })?;
     let (count, cost) = (fetched.times.len() as f64, fetched.cost);
-    let median = Spread::of(fetched.times).ok_or("nothing was fetched")?.median;
+    let median = |of: fn(&Time) -> f64| Spread::of(fetched.times.iter().map(of)).map(|seconds| seconds.median * 1e3);
+    let (connect, request) = (median(|time| time.connect), median(|time| time.request));
     let cpu = cost.cpu * 1e6 / count;
-    Ok(Run::new(variant, cost, count, median * 1e3, cpu))
+    let run = Run::new(variant, cost, count, connect.ok_or("nothing was fetched")?, cpu);
+    Ok(Run { request, spliced: Flows::of(&venue)?.share_since(before), ..run })
 }

@@ -95,6 +95,12 @@ pub struct Run {
     /// Average size in bytes of a packet from the server as handled by the forwarder, where it matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<f64>,
+    /// Milliseconds from the request to the last byte, where it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<f64>,
+    /// Share of longsplice's connections or replies that were spliced, where it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spliced: Option<f64>,
     /// Why the run should not count, if so.
     pub disturbed: Option<String>,
 }
@@ -205,6 +211,9 @@ pub struct HeldMemory {
     pub kernel: f64,
     /// The same minus the end hosts' part, which is measured with a routing forwarder.
     pub forwarder: Option<f64>,
+    /// Kernel memory for the forwarder's queues while the server sends and the client does not read. It is not part of `kernel`.
+    #[serde(default)]
+    pub queued: Option<f64>,
     /// Why the figures should not count, if so.
     pub disturbed: Option<String>,
 }
@@ -272,6 +281,16 @@ pub struct Line {
     pub per_ack: Option<Spread>,
     /// [`Run::packet`].
     pub packet: Option<Spread>,
+    /// [`Run::request`].
+    pub request: Option<Spread>,
+    /// Ratio of [`Run::request`].
+    pub request_ratio: Option<Spread>,
+    /// [`Run::spliced`].
+    pub spliced: Option<Spread>,
+    /// The value less that of [`Variant::Direct`], where that was measured: what the forwarder alone costs.
+    pub alone: Option<Spread>,
+    /// Ratio of that to the same for [`Variant::Copy`].
+    pub alone_ratio: Option<Spread>,
 }
 
 /// A variant of a subject that did not meet the subject's conditions.
@@ -308,6 +327,8 @@ impl Case {
         let rounds = self.counted();
         let base = self.subject.base();
         let runs = || rounds.iter().filter_map(|r| Some((r.of(variant)?, r.of(base)?)));
+        let alone = |round: &Round, v| Some(round.of(v)?.value - round.of(Variant::Direct)?.value);
+        let copying = |round: &Round| alone(round, Variant::Copy).filter(|micros| *micros > 0.0);
         Some(Line {
             subject: self.subject,
             variant,
@@ -317,6 +338,11 @@ impl Case {
             cpu_ratio: Spread::of(runs().map(|(run, base)| run.cpu / base.cpu)),
             per_ack: Spread::of(runs().filter_map(|(run, _)| run.per_ack)),
             packet: Spread::of(runs().filter_map(|(run, _)| run.packet)),
+            request: Spread::of(runs().filter_map(|(run, _)| run.request)),
+            request_ratio: Spread::of(runs().filter_map(|(run, base)| Some(run.request? / base.request?))),
+            spliced: Spread::of(runs().filter_map(|(run, _)| run.spliced)),
+            alone: Spread::of(rounds.iter().filter_map(|r| alone(r, variant))),
+            alone_ratio: Spread::of(rounds.iter().filter_map(|r| Some(alone(r, variant)? / copying(r)?))),
         })
     }
 
@@ -379,7 +405,18 @@ mod tests {
 
     fn run(variant: Variant, value: f64, disturbed: bool) -> Run {
         let disturbed = disturbed.then(|| "noise".to_owned());
-        Run { variant, amount: 1.0, seconds: 1.0, value, cpu: 2.0 / value, per_ack: None, packet: None, disturbed }
+        Run {
+            variant,
+            amount: 1.0,
+            seconds: 1.0,
+            value,
+            cpu: 2.0 / value,
+            per_ack: None,
+            packet: None,
+            request: None,
+            spliced: None,
+            disturbed,
+        }
     }
 
     fn round(base: f64, spliced: f64, disturbed: bool) -> Round {

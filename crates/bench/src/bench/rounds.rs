@@ -16,7 +16,18 @@ impl Run {
     /// Creates a run from its cost.
     pub fn new(variant: Variant, cost: Cost, amount: f64, value: f64, cpu: f64) -> Run {
         let Cost { seconds, disturbed, .. } = cost;
-        Run { variant, amount, seconds, value, cpu, per_ack: None, packet: None, disturbed }
+        Run {
+            variant,
+            amount,
+            seconds,
+            value,
+            cpu,
+            per_ack: None,
+            packet: None,
+            request: None,
+            spliced: None,
+            disturbed,
+        }
     }
 }
 

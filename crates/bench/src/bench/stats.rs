@@ -29,6 +29,19 @@ impl Spread {
         Some(Spread { median, low, high, n })
     }
 
+    /// The spread of the inverse, with two or three digits: `12 (10-15)`. If part of the spread is not positive, its inverse has
+    /// no upper end: `45 (over 20)`, or only `over 20`.
+    pub fn inverse(&self) -> String {
+        let digits = |n: f64| if n < 10.0 { format!("{n:.1}") } else { format!("{n:.0}") };
+        let [median, low, high] = [self.median, self.low, self.high].map(|n| (n > 0.0).then(|| digits(1.0 / n)));
+        match (median, low, high) {
+            (Some(median), Some(most), Some(least)) => format!("{median} ({least}-{most})"),
+            (Some(median), None, Some(least)) => format!("{median} (over {least})"),
+            (_, _, Some(least)) => format!("over {least}"),
+            _ => String::new(),
+        }
+    }
+
     /// `0.93 (0.91-0.96)`
     pub fn text(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median, self.low, self.high)
@@ -68,6 +81,14 @@ mod tests {
         let many = Spread::of((1..=100).map(f64::from)).unwrap();
         assert_eq!((many.median, many.low, many.high), (50.5, 11.0, 90.0));
         assert_eq!(Spread { median: 0.934, low: 0.9, high: 1.0, n: 3 }.text(2), "0.93 (0.90-1.00)");
+    }
+
+    #[test]
+    fn inverses() {
+        let of = |low, median, high| Spread { median, low, high, n: 3 }.inverse();
+        assert_eq!(of(0.05, 0.1, 0.4), "10 (2.5-20)");
+        assert_eq!(of(-0.1, 0.01, 0.1), "100 (over 10)");
+        assert_eq!((of(-0.2, -0.1, 0.1), of(-0.2, -0.1, 0.0)), ("over 10".to_owned(), String::new()));
     }
 
     #[test]

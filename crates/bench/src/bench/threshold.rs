@@ -11,6 +11,7 @@
 
 use super::{
     Bench, Result,
+    counters::Flows,
     network::Packets,
     objects::{Plan, fetch},
     results::{Case, Crossing, Run, Threshold},
@@ -52,11 +53,12 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
 fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);
+    let before = Flows::of(&venue)?;
     let fetched = fetch(&venue, Plan { bytes, clients: 1, length, most: CONNECTIONS })?;
     let (count, cost) = (fetched.times.len() as f64, fetched.cost);
     let micros = cost.seconds * 1e6 / count;
     let cpu = micros * cost.first_busy;
-    Ok(Run::new(variant, cost, count, micros, cpu))
+    Ok(Run { spliced: Flows::of(&venue)?.share_since(before), ..Run::new(variant, cost, count, micros, cpu) })
 }
 
 /// Finds the crossing of the curves. There is one case for each size.

@@ -155,6 +155,13 @@ impl Variant {
         matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
     }
 
+    /// Whether connections pass a longsplice, with its control socket.
+    pub fn is_longsplice(self) -> bool {
+        !self.routed()
+            && self.peer().is_none()
+            && !matches!(self, Variant::Direct | Variant::Tcx | Variant::TcxPeer | Variant::Xdp)
+    }
+
     /// Whether the client tells the proxy where to connect.
     pub fn socks(self) -> bool {
         matches!(self, Variant::SplicedSocks | Variant::CopySocks | Variant::Dante)

@@ -1,6 +1,6 @@
 //! Memory of the forwarder's sockets while clients read slowly, and the cost of an unsplice in mid-transfer.
 
-use super::super::{Bench, Result, stats::Spread};
+use super::super::{Bench, Result, memory::socket_memory, stats::Spread};
 use super::{
     LIMIT, minus,
     results::{Readers, Unspliced},
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::cell::{Cell, Congestion, Distance, Middle, Place, Size};
 use longsplice::Ask;
-use longsplice_lab::{Namespace, process::wait_for};
+use longsplice_lab::process::wait_for;
 use std::{
     sync::Mutex,
     thread,
@@ -65,21 +65,6 @@ fn readers(venue: &Venue) -> Result<Readers> {
     let median = Spread::of(samples.iter().copied()).ok_or("no sample")?.median;
     let peak = samples.iter().copied().fold(0.0, f64::max);
     Ok(Readers { middle: venue.middle, clients: CLIENTS, peak, median, seconds })
-}
-
-/// Bytes of kernel memory charged to a host's connections.
-fn socket_memory(host: &Namespace) -> Result<u64> {
-    Ok(charged(&host.execute("ss", &["-tmnH"])?))
-}
-
-/// The sum of what ss(8) reports: memory of received data, of data to be sent, and reserved for either.
-fn charged(output: &str) -> u64 {
-    let fields = output.split("skmem:(").skip(1).filter_map(|rest| rest.split(')').next());
-    let counted = |field: &str| {
-        let digits = field.strip_prefix(['r', 'f', 'w'])?;
-        digits.parse::<u64>().ok()
-    };
-    fields.flat_map(|fields| fields.split(',')).filter_map(counted).sum()
 }
 
 /// Measures unsplices with Reno and BBR, a far client and a near server.
@@ -151,17 +136,4 @@ fn take_back(venue: &Venue, after: u64) -> Result<()> {
     let id = found.ok_or("no flow was spliced and half-way in time")??;
     control.ask(Ask::Unsplice { id })?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_of_sockets() {
-        let output = "ESTAB 0 0 10.77.1.1:7000 10.77.1.2:4000\n\t skmem:(r100,rb131072,t7,tb87040,f20,w3,o0,bl0,d5)\n\
-                      ESTAB 0 0 a b skmem:(r1,rb1,t0,tb1,f0,w0,o0,bl0,d0)\n";
-        assert_eq!(charged(output), 124);
-        assert_eq!(charged(""), 0);
-    }
 }
