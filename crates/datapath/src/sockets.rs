@@ -113,9 +113,8 @@ pub fn acknowledge_with_data(fd: impl AsFd) -> io::Result<()> {
 
 /// Limits the bytes that a host can send before they are read: to `bytes`, or ten segments if that is more (an initial window,
 /// RFC 6928), and to twice as many if segments come in large packets. TCP_WINDOW_CLAMP would not: the kernel sets it anew when
-/// the first data arrives. A larger window that was announced is taken back with the next segment, which must be the first one
-/// that the host gets ([`acknowledge_with_data`]), or it might send more than fits. Needs CAP_NET_ADMIN. Returns what
-/// [`lift_unread`] needs.
+/// the first data arrives. A larger window that was announced is taken back with the next segment that has a higher number than
+/// the last one; until then, the host must have no reason to send. Needs CAP_NET_ADMIN. Returns what [`lift_unread`] needs.
 pub fn limit_unread(fd: impl AsFd, bytes: u32) -> io::Result<usize> {
     let fd = fd.as_fd();
     let before = getsockopt(&fd, sockopt::RcvBuf)?;
