@@ -506,8 +506,9 @@ impl Core {
             Ok(at) => at,
             Err(error) => return self.undrained(cx, error.into()),
         };
+        let has_passed = self.message.as_ref().is_some_and(|m| m.is_passed(&at));
         if at.is_drained() {
-            if self.message.as_ref().is_some_and(|m| m.is_passed(&at)) {
+            if has_passed {
                 return self.passed(cx);
             }
             if self.message.is_none() && at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0 {
@@ -521,7 +522,7 @@ impl Core {
         let is_over =
             was_reset(&at) || !(at.phase.iter().any(|phase| *phase == Phase::ToForwarding) || at.is_forwarded());
         if is_over {
-            return self.unsplice(None, None);
+            return if has_passed && !was_reset(&at) { self.passed(cx) } else { self.unsplice(None, None) };
         }
         let control = self.control_mut();
         if cx.now >= control.until {

@@ -84,8 +84,11 @@ impl Relay {
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
+        let copies = self.core.streams().iter().any(|stream| stream.message != Some(0));
         for leg in self.legs.iter_mut() {
-            leg.unclamp();
+            if copies {
+                leg.unclamp(); // not between messages: the next one may be spliced
+            }
             leg.relax();
         }
         if !self.core.listens() && !self.is_tapped() {

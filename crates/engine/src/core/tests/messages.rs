@@ -124,6 +124,16 @@ fn a_message_that_passes_before_its_commit_was_spliced() {
         assert!(matches!(flow.on(Event::Committed(Err(error))), Action::Unsplice { away: None }));
         assert_eq!((flow.shown.splices, flow.shown.refusal), (1, None));
     }
+    // not seen before the data path took it back
+    for (end, splices) in [(19_999, 0), (20_000, 1)] {
+        let mut flow = Flow::new(Policy::default(), Some(Message::from_server(Some(20_000))));
+        flow.on(Event::Attended(true));
+        flow.measured();
+        flow.frozen();
+        let at = Switched { end: Pair::new(0, end), ..Switched::default() };
+        assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Unsplice { away: None }));
+        assert_eq!((flow.shown.splices, flow.shown.refusal), (splices, None));
+    }
 }
 
 /// The event of the end is lost, or comes before the flow is kept.
