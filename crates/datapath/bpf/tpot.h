@@ -146,7 +146,7 @@ enum tpot_router_verdict {
 	R_CHOSEN = 0, /* SYN with the option sent to a member */
 	R_RETURNED,   /* SYN with the option from the farm routed: of a member, or one that it does not want */
 	R_LEFT,       /* SYN with the option routed: no rule, or no hops left */
-	R_NO_MEMBER,  /* SYN with the option routed: no member of its family is up */
+	R_NO_MEMBER,  /* SYN with the option routed: no member of its family is up, or is a neighbour */
 	R_NO_RETURN,  /* SYN with the option routed: its source is in the farm's network, is our own, or cannot be reached from there */
 	R_UNASKED,    /* SYN without the option routed */
 	R_MAX,

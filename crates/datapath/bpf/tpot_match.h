@@ -149,10 +149,11 @@ __noinline int rule_for(__u32 kind, const struct tuple *t)
 {
 	struct tpot_config *c = configured();
 	__u32 i;
-	int k;
+	int k, v4;
 
 	if (!c || !t)
 		return 0;
+	v4 = !t->remote[0] && !t->remote[1] && t->remote[2] == bpf_htonl(0xffff);
 	bpf_for(k, 0, TPOT_RULES) {
 		struct tpot_rule *r;
 		__u16 port = bpf_ntohs(t->rport);
@@ -162,6 +163,8 @@ __noinline int rule_for(__u32 kind, const struct tuple *t)
 			return 0;
 		r = bpf_map_lookup_elem(&tpot_rules, &i);
 		if (!r || r->kind != kind || port < r->low || port > r->high)
+			continue;
+		if (v4 && r->mask[2] != 0xffffffff) /* ::/0 is not about IPv4 */
 			continue;
 		if ((t->remote[0] & r->mask[0]) == r->net[0] && (t->remote[1] & r->mask[1]) == r->net[1] &&
 		    (t->remote[2] & r->mask[2]) == r->net[2] && (t->remote[3] & r->mask[3]) == r->net[3])

@@ -81,24 +81,41 @@ static __always_inline __u32 slot_of(const struct tpot_farm *farm, const struct 
 	return sip_end(&s) & (TPOT_SLOTS - 1);
 }
 
+/* Look up the route between two addresses of the farm's family. */
+static __always_inline long look_up(struct __sk_buff *skb, struct bpf_fib_lookup *fib, int v6, const __u32 *from, const __u32 *to,
+				    __u32 flags)
+{
+	fib->family = v6 ? AF_INET6 : AF_INET;
+	if (v6) {
+		__builtin_memcpy(fib->ipv6_src, from, 16);
+		__builtin_memcpy(fib->ipv6_dst, to, 16);
+	} else {
+		fib->ipv4_src = from[3];
+		fib->ipv4_dst = to[3];
+	}
+	return bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
+}
+
 /* Does the way from a member to the SYN's source lead through this router to another network? Otherwise the source is in the
  * farm's network, maybe a member itself; or its address is our own, because the SYN was translated, and the member's answer would
  * come to us. */
 static __always_inline int can_return(struct __sk_buff *skb, const struct packet *p, const struct tpot_farm *farm,
 				      const struct tpot_address *member)
 {
-	struct bpf_fib_lookup fib = { .family = p->v6 ? AF_INET6 : AF_INET, .ifindex = farm->ifindex };
-	long r;
+	struct bpf_fib_lookup fib = { .ifindex = farm->ifindex };
+	long r = look_up(skb, &fib, p->v6, member->words, p->t.local, 0);
 
-	if (p->v6) {
-		__builtin_memcpy(fib.ipv6_src, member->words, 16);
-		__builtin_memcpy(fib.ipv6_dst, p->t.local, 16);
-	} else {
-		fib.ipv4_src = member->words[3];
-		fib.ipv4_dst = p->t.local[3];
-	}
-	r = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
 	return (r == BPF_FIB_LKUP_RET_SUCCESS || r == BPF_FIB_LKUP_RET_NO_NEIGH) && fib.ifindex != farm->ifindex;
+}
+
+/* Is the member's link address known, as it is while the member answers checks? A packet that has to wait for it would go to the
+ * next hop of its own route in the end, which the kernel looks up again (neigh_update()). */
+static __always_inline int is_neighbour(struct __sk_buff *skb, const struct packet *p, const struct tpot_farm *farm,
+					const struct tpot_address *member)
+{
+	struct bpf_fib_lookup fib = { .ifindex = farm->ifindex };
+
+	return look_up(skb, &fib, p->v6, member->words, member->words, BPF_FIB_LOOKUP_OUTPUT) == BPF_FIB_LKUP_RET_SUCCESS;
 }
 
 SEC("tcx/egress")
@@ -134,6 +151,8 @@ int tpot_router(struct __sk_buff *skb)
 	member = bpf_map_lookup_elem(&tpot_members, &index);
 	if (!member || !can_return(skb, &p, farm, member))
 		return leave(R_NO_RETURN);
+	if (!is_neighbour(skb, &p, farm, member))
+		return leave(R_NO_MEMBER);
 	if (v6) {
 		hop.nh_family = AF_INET6;
 		__builtin_memcpy(hop.ipv6_nh, member->words, 16);

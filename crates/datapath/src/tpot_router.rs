@@ -133,11 +133,10 @@ impl TpotRouter {
             update(&self.map("tpot_farm"), &0u32, &tpot_farm { ifindex, key, ..Default::default() })
                 .map_err(failed("farm"))?;
         }
-        links.retain(|index, _| all.iter().any(|d| d.index == *index && d.name != *farm));
-        let known: Vec<_> = devices.iter().filter(|name| all.iter().any(|d| d.name == **name)).cloned().collect();
-        let wanted = if known.is_empty() && !devices.is_empty() { Vec::new() } else { wanted_devices(&known, &all)? };
+        let wanted = wanted(farm, devices, &all)?;
+        links.retain(|index, _| wanted.contains(index));
         let program = self.object.progs().find(|p| p.name() == "tpot_router").expect("the object has it");
-        for index in wanted.into_iter().filter(|index| *index != ifindex) {
+        for index in wanted {
             if !links.contains_key(&index) {
                 let link = create(Hook::Egress, Place::Last, program.as_fd(), index).map_err(failed("attach tcx"))?;
                 links.insert(index, link);
@@ -236,6 +235,16 @@ fn distribute(members: &[IpAddr], weights: &[u8], v6: bool) -> Vec<u8> {
     (0..SLOTS).map(winner).collect()
 }
 
+/// Returns the indices of the devices where SYNs to be sent to the farm leave: neither its own, nor one that carries its packets,
+/// where they would be seen again. Devices that do not exist are left out.
+fn wanted(farm: &String, devices: &[String], all: &[Device]) -> Result<Vec<u32>, OpenError> {
+    let exists = |name: &&String| all.iter().any(|d| d.name == **name);
+    let named: Vec<_> = devices.iter().chain([farm]).filter(exists).cloned().collect();
+    let mut wanted = wanted_devices(if devices.is_empty() { &[] } else { &named }, all)?;
+    wanted.retain(|index| all.iter().any(|d| d.index == *index && d.name != *farm));
+    Ok(wanted)
+}
+
 /// Fails if this cannot be a farm.
 fn check(options: &TpotRouterOptions, all: &[Device]) -> Result<(), TpotRouterError> {
     let TpotRouterOptions { farm, members, to, devices, .. } = options;
@@ -250,6 +259,7 @@ fn check(options: &TpotRouterOptions, all: &[Device]) -> Result<(), TpotRouterEr
             "{farm} is the farm's device, where SYNs to its members leave anyway: leave it out of the others"
         ));
     }
+    wanted(farm, devices, all)?;
     if members.len() > TPOT_MEMBERS {
         return wrong(format!("{} members, and there is room for {TPOT_MEMBERS}", members.len()));
     }

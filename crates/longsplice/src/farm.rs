@@ -110,16 +110,18 @@ async fn watch(i: usize, at: SocketAddr, args: TpotRouterArgs, report: mpsc::Sen
     let every = Duration::from_secs(args.interval.into());
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut health = Health::new(args.rise, args.fall);
+    let (mut health, mut is_new) = (Health::new(args.rise, args.fall), true);
     loop {
         ticks.tick().await;
         let answer = timeout(every, check(at, args.load)).await;
         let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let weight = answer.as_ref().ok().copied();
         let was_up = health.weight.is_some();
-        if !health.note(weight) {
+        // that a member is down from the start is said as well
+        if !health.note(weight) && !is_new {
             continue;
         }
+        is_new = false;
         match (&answer, was_up) {
             (Ok(weight), true) => tracing::debug!("member {}: weight {weight}", at.ip()),
             (Ok(weight), false) => tracing::info!("member {} is up, weight {weight}", at.ip()),
