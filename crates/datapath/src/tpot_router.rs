@@ -127,14 +127,15 @@ impl TpotRouter {
         let TpotRouterOptions { farm, devices, .. } = &self.options;
         let ifindex = all.iter().find(|d| d.name == *farm).map_or(0, |d| d.index);
         let mut links = self.links.lock().expect("no panic under this lock");
-        if links.is_empty() || self.farm().map_err(failed("farm"))?.ifindex != ifindex {
+        // first of all, no device that carries the farm's packets keeps the program
+        let wanted = wanted(farm, devices, &all).inspect_err(|_| links.clear())?;
+        links.retain(|index, _| wanted.contains(index));
+        if self.farm().map_err(failed("farm"))?.ifindex != ifindex {
             let random = RandomState::new();
             let key = [0, 1].map(|word: u64| random.hash_one(word));
             update(&self.map("tpot_farm"), &0u32, &tpot_farm { ifindex, key, ..Default::default() })
                 .map_err(failed("farm"))?;
         }
-        let wanted = wanted(farm, devices, &all)?;
-        links.retain(|index, _| wanted.contains(index));
         let program = self.object.progs().find(|p| p.name() == "tpot_router").expect("the object has it");
         for index in wanted {
             if !links.contains_key(&index) {
