@@ -14,7 +14,7 @@ use crate::{
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder};
 use nix::ifaddrs::getifaddrs;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fs,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher, RandomState},
     io,
@@ -138,9 +138,9 @@ impl TpotRouter {
         }
         let program = self.object.progs().find(|p| p.name() == "tpot_router").expect("the object has it");
         for index in wanted {
-            if !links.contains_key(&index) {
-                let link = create(Hook::Egress, Place::Last, program.as_fd(), index).map_err(failed("attach tcx"))?;
-                links.insert(index, link);
+            if let Entry::Vacant(link) = links.entry(index) {
+                let attached = create(Hook::Egress, Place::Last, program.as_fd(), index);
+                link.insert(attached.map_err(failed("attach tcx"))?);
             }
         }
         Ok(())

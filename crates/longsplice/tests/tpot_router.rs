@@ -161,7 +161,8 @@ fn r54_members_that_are_down_are_left_out() {
     all_work(&farm, Some(1));
     let mut peers: Vec<_> = tunnels(&farm.lab).iter().map(|t| t["peer"].as_str().unwrap().to_owned()).collect();
     let mut want: Vec<_> = MEMBERS.iter().flat_map(|m| Family::BOTH.map(|family| m.ip(family).to_string())).collect();
-    (peers.sort(), want.sort());
+    peers.sort();
+    want.sort();
     assert_eq!(peers, want);
     let shown = farm.show(&[]);
     assert!(shown.contains("member 10.77.4.2  down  1 SYNs\nmember fd77:4::2  down  1 SYNs\n"), "{shown}");
