@@ -26,9 +26,10 @@ fn main() {
         object
     };
     fs::write(out.join("names.rs"), names(&compile("splice"))).expect("OUT_DIR can be written");
-    let labels =
-        labels("TPOT_VERDICTS", &Btf::from_path(compile("tpot")).expect("clang -g leaves BTF"), "tpot_verdict", "T_");
-    fs::write(out.join("tpot.rs"), labels).expect("OUT_DIR can be written");
+    let btf = |name| Btf::from_path(compile(name)).expect("clang -g leaves BTF");
+    let tpot = labels("TPOT_VERDICTS", &btf("tpot"), "tpot_verdict", "T_")
+        + &labels("TPOT_ROUTER_VERDICTS", &btf("tpot_router"), "tpot_router_verdict", "R_");
+    fs::write(out.join("tpot.rs"), tpot).expect("OUT_DIR can be written");
     #[cfg(feature = "model")]
     model(&bpf);
 }

@@ -3,7 +3,7 @@
 
 use crate::packet::{ETHERNET, Packet, flag};
 use longsplice_engine::Splicer;
-use longsplice_lab::{Family, Lab};
+use longsplice_lab::{Family, Lab, Namespace};
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, socket};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{net::SocketAddr, os::fd::AsRawFd};
@@ -43,7 +43,7 @@ pub fn forge(lab: &Lab, splicer: &Splicer, server: SocketAddr, beyond: u32, righ
     });
 }
 
-/// Sends SYNs from a host that does not exist, in the client's network.
+/// Sends packets of a host that does not exist, in the client's network, or of others.
 pub struct Nobody {
     socket: Socket,
     family: Family,
@@ -52,9 +52,14 @@ pub struct Nobody {
 impl Nobody {
     /// Forges packets at the client.
     pub fn new(lab: &Lab, family: Family) -> Nobody {
+        Nobody::at(&lab.client, family)
+    }
+
+    /// Forges packets at another host.
+    pub fn at(host: &Namespace, family: Family) -> Nobody {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
         let raw = || Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)));
-        Nobody { socket: lab.client.run(raw).expect("socket"), family }
+        Nobody { socket: host.run(raw).expect("socket"), family }
     }
 
     /// The forged source address.
@@ -71,8 +76,12 @@ impl Nobody {
 
     /// Sends a SYN with TCP options.
     pub fn asks_with(&self, port: u16, to: SocketAddr, options: Vec<u8>) {
-        let syn = Packet { flags: flag::SYN, options, ..Packet::new(self.address(port), to) };
+        self.sends(&Packet { flags: flag::SYN, options, ..Packet::new(self.address(port), to) });
+    }
+
+    /// Sends a packet, which may have any source.
+    pub fn sends(&self, p: &Packet) {
         // for a raw socket, the port of an address is a protocol number
-        self.socket.send_to(&syn.frame()[ETHERNET..], &SocketAddr::new(to.ip(), 0).into()).expect("send");
+        self.socket.send_to(&p.frame()[ETHERNET..], &SocketAddr::new(p.to.ip(), 0).into()).expect("send");
     }
 }

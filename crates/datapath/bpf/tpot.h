@@ -55,6 +55,8 @@ enum tpot_constant {
 	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
 	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
 	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
+	TPOT_MEMBERS = 64,   /* members of a router's farm, both families together: a slot has one byte for its member */
+	TPOT_SLOTS = 16384,  /* parts of a farm's SYNs, for each family: some 256 for each member, which are shared to about 6 % */
 	TPOT_KEYS = 4,       /* keys: two while one replaces the other, of two operators. A forged answer is hashed with each */
 };
 
@@ -130,6 +132,24 @@ struct tpot_tunnel {
 	__u8 listener;         /* taker: as in struct tpot_syn */
 	__u8 fill;
 	__u32 ack;             /* the acknowledgement number sent last, host byte order */
+};
+
+/* The farm of a router: proxies in a network of their own, to which it sends SYNs. */
+struct tpot_farm {
+	__u32 ifindex; /* of the router's device in that network; 0: it is gone */
+	__u32 fill;
+	__u64 key[2];  /* of the hash that distributes SYNs, random: nobody can aim at a member */
+};
+
+/* What a router did with a SYN that it has forwarded. */
+enum tpot_router_verdict {
+	R_CHOSEN = 0, /* SYN with the option sent to a member */
+	R_RETURNED,   /* SYN with the option from the farm routed: of a member, or one that it does not want */
+	R_LEFT,       /* SYN with the option routed: no rule, or no hops left */
+	R_NO_MEMBER,  /* SYN with the option routed: no member of its family is up, or is a neighbour */
+	R_NO_RETURN,  /* SYN with the option routed: its source is in the farm's network, is our own, or cannot be reached from there */
+	R_UNASKED,    /* SYN without the option routed */
+	R_MAX,
 };
 
 /* What was done with a packet. */

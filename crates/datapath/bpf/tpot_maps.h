@@ -3,12 +3,9 @@
 #ifndef LONGSPLICE_TPOT_MAPS_H
 #define LONGSPLICE_TPOT_MAPS_H
 
-#include <linux/pkt_cls.h>
-#include "tpot.h"
+#include "tpot_match.h"
 
-const volatile enum tpot_constant constant_layout;
 const volatile enum tpot_role role_layout;
-const volatile enum tpot_rule_kind rule_kind_layout;
 const volatile enum tpot_tunnel_flag flag_layout;
 const volatile enum tpot_verdict verdict_layout;
 
@@ -28,20 +25,6 @@ struct {
 	__type(key, struct tuple);
 	__type(value, struct tpot_tunnel);
 } tpot_tunnels SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TPOT_RULES);
-	__type(key, __u32);
-	__type(value, struct tpot_rule);
-} tpot_rules SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tpot_config);
-} tpot_config SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

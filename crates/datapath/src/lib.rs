@@ -49,6 +49,7 @@ mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tpot;
+mod tpot_router;
 mod trace;
 mod vias;
 
@@ -80,6 +81,17 @@ mod tpot_abi {
 #[allow(non_snake_case, non_camel_case_types, dead_code, unused_imports, unsafe_op_in_unsafe_fn)]
 mod tpot_skel {
     include!(concat!(env!("OUT_DIR"), "/tpot.skel.rs"));
+}
+
+/// Types of the maps of a farm's router (bpf/tpot.h).
+mod tpot_router_abi {
+    pub use crate::tpot_router_skel::types::tpot_farm;
+}
+
+#[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[allow(non_snake_case, non_camel_case_types, dead_code, unused_imports, unsafe_op_in_unsafe_fn)]
+mod tpot_router_skel {
+    include!(concat!(env!("OUT_DIR"), "/tpot_router.skel.rs"));
 }
 
 pub use attachment::Mended;
@@ -118,5 +130,8 @@ pub use test_run::TestContext;
 pub use tpot::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotKey, TpotOptions, TpotRole, TpotTunnel,
     tpot_avoided, tpot_flush, tpot_tunnels,
+};
+pub use tpot_router::{
+    TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,
 };
 pub use trace::{Numbers, Traced};

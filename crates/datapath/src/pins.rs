@@ -56,6 +56,21 @@ pub(crate) fn tpot_pin() -> io::Result<PathBuf> {
     Ok(Path::new(ALL).join(format!("tpot-{ns}")))
 }
 
+/// Returns the directory for the pins of the router of a farm in this network namespace.
+pub(crate) fn tpot_router_pin() -> io::Result<PathBuf> {
+    let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(Path::new(ALL).join(format!("tpot-router-{ns}")))
+}
+
+/// Returns whether a process owns the directory. Fails if there is none.
+pub(crate) fn is_owned(path: &Path) -> io::Result<bool> {
+    match Flock::lock(fs::File::open(path)?, FlockArg::LockExclusiveNonblock) {
+        Ok(_) => Ok(false),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(true),
+        Err((_, e)) => Err(e.into()),
+    }
+}
+
 /// A directory of pins that this process owns while this value lives.
 #[derive(Debug)]
 pub(crate) struct Owned {

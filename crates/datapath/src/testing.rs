@@ -23,6 +23,8 @@ use std::{
 pub const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o"));
 /// The same for translucent proxying.
 pub const TPOT_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
+/// The same for the router of a farm of translucent proxies.
+pub const TPOT_ROUTER_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot_router.bpf.o"));
 
 /// The verifier's statistics on a program, from the running kernel.
 #[derive(Clone, Debug)]

@@ -131,8 +131,7 @@ pub struct TpotTunnel {
 pub struct Tpot {
     object: Object,
     config: abi::tpot_config,
-    /// Number of rules.
-    rules: Mutex<u32>,
+    rules: Mutex<Vec<abi::tpot_rule>>,
     /// Names of the devices to attach to; empty: all.
     devices: Vec<String>,
     /// The links to each device, by its index.
@@ -166,7 +165,7 @@ impl Tpot {
         let (exid, hops) = (options.exid, options.hops);
         let config = abi::tpot_config { exid, hops, cgroup, level, keys, key, ..Default::default() };
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
-        let tpot = Tpot { object, config, rules: Mutex::new(0), devices, links, lookup, owned };
+        let tpot = Tpot { object, config, rules: Mutex::default(), devices, links, lookup, owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         tpot.follow()?;
         Ok(tpot)
@@ -217,16 +216,17 @@ impl Tpot {
     /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`].
     fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut rules = self.rules.lock().expect("no panic under this lock");
-        if *rules as usize >= TPOT_RULES {
+        let index = rules.len() as u32;
+        if rules.len() >= TPOT_RULES {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is room for {TPOT_RULES} rules")));
         }
-        update(&self.map("tpot_rules"), &*rules, rule)?;
+        update(&self.map("tpot_rules"), &index, rule)?;
         if let Some(listener) = listener {
             self.look_up()?;
-            update(&self.map("tpot_listeners"), &*rules, &(listener.as_raw_fd() as u64))?;
+            update(&self.map("tpot_listeners"), &index, &(listener.as_raw_fd() as u64))?;
         }
-        self.set_rules(*rules + 1)?; // only now SYNs are compared with it
-        *rules += 1;
+        self.set_rules(index + 1)?; // only now SYNs are compared with it
+        rules.push(*rule);
         Ok(())
     }
 
@@ -254,6 +254,20 @@ impl Tpot {
     /// socket of the same family, which must have IP_TRANSPARENT. Addresses of this machine are never intercepted.
     pub fn take(&self, to: &Destinations, listener: impl AsFd) -> io::Result<()> {
         self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE), Some(listener.as_fd()))
+    }
+
+    /// Leaves further SYNs to these destinations alone, or intercepts them again, after [`Tpot::take`] with the same ones.
+    pub fn leave(&self, to: &Destinations, leave: bool) -> io::Result<()> {
+        let taking = raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE);
+        let rules = self.rules.lock().expect("no panic under this lock");
+        for (i, _) in (0u32..).zip(&*rules).filter(|(_, rule)| bytes_of(*rule) == bytes_of(&taking)) {
+            update(
+                &self.map("tpot_rules"),
+                &i,
+                &abi::tpot_rule { kind: if leave { 0 } else { taking.kind }, ..taking },
+            )?;
+        }
+        Ok(())
     }
 
     fn learn_addresses(&self) -> io::Result<()> {
@@ -455,7 +469,7 @@ fn cgroup(dir: &Path) -> io::Result<(u64, u32)> {
 }
 
 #[allow(dead_code)]
-mod generated {
+pub(crate) mod generated {
     include!(concat!(env!("OUT_DIR"), "/tpot.rs"));
 }
 
@@ -477,12 +491,12 @@ fn own_addresses() -> io::Result<HashMap<u32, Vec<IpAddr>>> {
     Ok(all)
 }
 
-fn ip(a: &SockaddrStorage) -> Option<IpAddr> {
+pub(crate) fn ip(a: &SockaddrStorage) -> Option<IpAddr> {
     let v4 = a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
     v4.or_else(|| a.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
 }
 
-fn raw(d: &Destinations, kind: abi::tpot_rule_kind) -> abi::tpot_rule {
+pub(crate) fn raw(d: &Destinations, kind: abi::tpot_rule_kind) -> abi::tpot_rule {
     let bits = u32::from(d.prefix.min(if d.net.is_ipv4() { 32 } else { 128 })) + if d.net.is_ipv4() { 96 } else { 0 };
     let mask: u128 = if bits == 0 { 0 } else { u128::MAX << (128 - bits) };
     let mask = words(IpAddr::V6(Ipv6Addr::from(mask)));
@@ -509,11 +523,11 @@ unsafe impl Pod for abi::tpot_address {}
 unsafe impl Pod for abi::tpot_tunnel {}
 
 /// Reads an entry. `None` if it has another size: the map is of another version.
-fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
+pub(crate) fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
     (bytes.len() == size_of::<T>()).then(|| from_bytes(bytes))
 }
 
-fn update<K: Pod, V: Pod>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
+pub(crate) fn update<K: Pod, V: Pod>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
     map.update(bytes_of(key), bytes_of(value), MapFlags::ANY).map_err(io_error)
 }
 

@@ -10,6 +10,10 @@
 //!              server s0 ──┘
 //!
 //! TwoForwarders   client c0 ──── f0 forwarder f1 ──── g0 second g1 ──── s0 server
+//!
+//! Farm         client c0 ──── f0 forwarder f1 ──── s0 server
+//!                          bridge farm ──┬── m0 first member
+//!                                        └── m0 second member
 //! ```
 //!
 //! The client's prefixes are 10.77.1.0/24 and fd77:1::/64, the server's 10.77.2.0/24 and fd77:2::/64. The forwarder has the
@@ -44,6 +48,9 @@ pub enum Shape {
     /// A second forwarder is between the first one and the server. It has the addresses that the first one otherwise has
     /// on the server's network; between the two is 10.77.3.0/24 and fd77:3::/64, where they have the addresses 1 and 2.
     TwoForwarders,
+    /// As with two devices, and the forwarder is the gateway of two more machines. Their network is 10.77.4.0/24 and
+    /// fd77:4::/64, and the forwarder's device there is the bridge `farm`.
+    Farm,
 }
 
 /// Options of a lab; the default suits most tests.
@@ -56,7 +63,7 @@ pub struct Options {
     /// Segmentation and checksum offload, with packets of up to 64 KB. Without it every packet is as on a wire, with a
     /// complete checksum; only then are losses realistic.
     pub large_packets: bool,
-    /// Whether the forwarder forwards IP packets, for comparison with splicing.
+    /// Whether the forwarder forwards IP packets, for comparison with splicing. So do a second one and members of a farm.
     pub forwarding: bool,
     /// Devices that receive packets in the order of sending.
     pub in_order: InOrder,
@@ -150,6 +157,10 @@ pub const FORWARDER_TO_SERVER_SECOND: Address = Address::new(2, 11);
 pub const FORWARDER_TO_SECOND: Address = Address::new(3, 1);
 /// The second forwarder's address there.
 pub const SECOND_TO_FORWARDER: Address = Address::new(3, 2);
+/// The forwarder's address in the farm's network.
+pub const FORWARDER_TO_FARM: Address = Address::new(4, 1);
+/// Addresses of the members of a farm.
+pub const MEMBERS: [Address; 2] = [Address::new(4, 2), Address::new(4, 3)];
 /// The server's address.
 pub const SERVER: Address = Address::new(2, 2);
 /// A second address of the server.
@@ -166,6 +177,8 @@ pub struct Lab {
     pub server: Namespace,
     /// The second forwarder, for [`Shape::TwoForwarders`].
     pub second: Option<Namespace>,
+    /// The members of the farm, for [`Shape::Farm`]. Their devices are `m0`.
+    pub members: Vec<Namespace>,
     segment: Option<Namespace>,
     shape: Shape,
     options: Options,
@@ -207,6 +220,7 @@ impl Lab {
             forwarder: open("forwarder")?,
             server: open("server")?,
             second: (shape == Shape::TwoForwarders).then(|| open("second")).transpose()?,
+            members: plan.members().iter().map(|role| open(role)).collect::<Result<_, _>>()?,
             segment: (shape == Shape::OneArmed).then(|| open("segment")).transpose()?,
             shape,
             options: options.clone(),
@@ -223,6 +237,9 @@ impl Lab {
         }
         if let Some(second) = &lab.second {
             second.ip(&plan.second())?;
+        }
+        for (member, address) in lab.members.iter().zip(MEMBERS) {
+            member.ip(&end_host("m0", 4, &[address]))?;
         }
         lab.set_offloads()?;
         if options.in_order >= InOrder::EndHosts {
@@ -256,7 +273,7 @@ impl Lab {
     /// The forwarder's device towards the server; with one arm, the only one.
     pub fn server_device(&self) -> &'static str {
         match self.shape {
-            Shape::TwoDevices | Shape::TwoForwarders => "f1",
+            Shape::TwoDevices | Shape::TwoForwarders | Shape::Farm => "f1",
             Shape::OneArmed => "f0",
         }
     }
@@ -322,7 +339,8 @@ impl Lab {
     }
 
     fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
-        [&self.client, &self.forwarder, &self.server].into_iter().chain(&self.second).chain(&self.segment)
+        let three = [&self.client, &self.forwarder, &self.server];
+        three.into_iter().chain(&self.second).chain(&self.members).chain(&self.segment)
     }
 
     /// Disables everything that sends packets no test asked for, or that delays an IPv6 address.
@@ -342,7 +360,8 @@ impl Lab {
             // What one connection learned about a path must not affect the next test.
             ("ipv4/tcp_no_metrics_save", "1"),
         ];
-        if [Some(&self.forwarder), self.second.as_ref()].iter().flatten().any(|f| f.name() == namespace.name()) {
+        let mut forwarders = [&self.forwarder].into_iter().chain(&self.second).chain(&self.members);
+        if forwarders.any(|f| f.name() == namespace.name()) {
             settings.extend([("ipv4/ip_forward", forwarding), ("ipv6/conf/all/forwarding", forwarding)]);
         }
         let written = namespace.run(|| {
@@ -367,7 +386,8 @@ impl Lab {
         let forwarder = forwarder_devices.into_iter().map(|device| (&self.forwarder, device));
         let ports = self.segment.iter().flat_map(|segment| ["pc", "pf", "ps"].map(|port| (segment, port)));
         let second = self.second.iter().flat_map(|second| ["g0", "g1"].map(|device| (second, device)));
-        for (namespace, device) in hosts.into_iter().chain(forwarder).chain(second).chain(ports) {
+        let members = self.members.iter().map(|member| (member, "m0"));
+        for (namespace, device) in hosts.into_iter().chain(forwarder).chain(second).chain(members).chain(ports) {
             const OFF: [&str; 8] = ["tso", "off", "gso", "off", "gro", "off", "tx", "off"];
             namespace.run(|| {
                 run("ethtool", &[&["-K", device][..], &OFF].concat(), "")?;
@@ -414,18 +434,34 @@ impl Plan<'_> {
             Shape::TwoDevices => &["client", "forwarder", "server"],
             Shape::OneArmed => &["client", "forwarder", "server", "segment"],
             Shape::TwoForwarders => &["client", "forwarder", "server", "second"],
+            Shape::Farm => &["client", "forwarder", "server", "member0", "member1"],
         }
+    }
+
+    fn members(&self) -> &'static [&'static str] {
+        if self.shape == Shape::Farm { &self.roles()[3..] } else { &[] }
     }
 
     /// Commands that create the namespaces and the links between them.
     fn creation(&self) -> String {
         let (client, server) = (self.options.mtu_client, self.options.mtu_server);
         let names = self.roles().iter().map(|role| format!("netns add {}\n", (self.name)(role)));
-        let wires = match self.shape {
-            Shape::TwoDevices => vec![
+        let two = || {
+            vec![
                 self.wire(0, ("client", "c0"), ("forwarder", "f0"), client),
                 self.wire(1, ("server", "s0"), ("forwarder", "f1"), server),
-            ],
+            ]
+        };
+        let wires = match self.shape {
+            Shape::TwoDevices => two(),
+            Shape::Farm => [
+                two(),
+                vec![
+                    self.wire(2, ("member0", "m0"), ("forwarder", "p0"), server),
+                    self.wire(3, ("member1", "m0"), ("forwarder", "p1"), server),
+                ],
+            ]
+            .concat(),
             Shape::TwoForwarders => vec![
                 self.wire(0, ("client", "c0"), ("forwarder", "f0"), client),
                 self.wire(1, ("second", "g0"), ("forwarder", "f1"), server),
@@ -462,6 +498,12 @@ impl Plan<'_> {
         let to_server = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
         match self.shape {
             Shape::TwoDevices => addresses_of("f0", &[FORWARDER_TO_CLIENT]) + &addresses_of("f1", &to_server),
+            Shape::Farm => {
+                addresses_of("f0", &[FORWARDER_TO_CLIENT])
+                    + &addresses_of("f1", &to_server)
+                    + &bridge("farm", self.options.mtu_server, &["p0", "p1"])
+                    + &addresses_of("farm", &[FORWARDER_TO_FARM])
+            }
             Shape::TwoForwarders => {
                 addresses_of("f0", &[FORWARDER_TO_CLIENT])
                     + &addresses_of("f1", &[FORWARDER_TO_SECOND])
@@ -488,14 +530,18 @@ impl Plan<'_> {
 
     fn segment(&self) -> String {
         let mtu = self.options.mtu_client.max(self.options.mtu_server);
-        let mut batch = format!(
-            "link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 mtu {mtu} up\n"
-        );
-        for port in ["pc", "pf", "ps"] {
-            let _ = writeln!(batch, "link set {port} master br0 up");
-        }
-        batch
+        bridge("br0", mtu, &["pc", "pf", "ps"])
     }
+}
+
+fn bridge(name: &str, mtu: u32, ports: &[&str]) -> String {
+    let mut batch = format!(
+        "link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set {name} mtu {mtu} up\n"
+    );
+    for port in ports {
+        let _ = writeln!(batch, "link set {port} master {name} up");
+    }
+    batch
 }
 
 /// A route to the client's or the server's network.

@@ -3,7 +3,7 @@
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions};
 use longsplice_proxy::access::{PortRange, Prefix};
-use std::{ops::RangeInclusive, path::PathBuf};
+use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf};
 
 /// Maximum duration of a trace in seconds, so that a forgotten trace ends.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
@@ -232,6 +232,74 @@ pub enum TpotCommand {
     Ls(TpotLsArgs),
     /// Avoid no destination any more.
     Flush,
+    /// Send SYNs that ask for a proxy, and that this router forwards, to a farm of proxies, in the foreground.
+    ///
+    /// Each such SYN to one of the ports goes to a member of the farm that is up. A member that cannot serve it sends it back on
+    /// the farm's device, and it is routed on. All other packets are routed as ever, and connections of the members do not depend
+    /// on this program. When it ends, however it does, everything is routed. SIGTERM and SIGINT stop it.
+    Router(TpotRouterArgs),
+    /// Show the members of this router's farm, their shares and SYNs, and what was done with SYNs.
+    Farm(TpotFarmArgs),
+}
+
+/// Arguments of `longsplice tpot router`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TpotRouterArgs {
+    /// The device in the farm's network. SYNs that arrive there are routed.
+    #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
+    pub farm: String,
+
+    /// Address of a member of the farm, in a network of the device. May be repeated, 64 times at most.
+    ///
+    /// A member is a machine that runs `longsplice run` with a listener of protocol = "tpot", and whose default gateway is this
+    /// router. Name an address of each family that it is to serve. It answers with this address, to which hosts then send.
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub member: Vec<IpAddr>,
+
+    /// Send SYNs to these ports to the farm. May be repeated.
+    #[arg(long, value_name = "PORT|FIRST-LAST", required = true)]
+    pub port: Vec<PortRange>,
+
+    /// Only SYNs to these addresses. May be repeated [default: all].
+    #[arg(long, value_name = "PREFIX")]
+    pub to: Vec<Prefix>,
+
+    /// Only SYNs that leave by this device. May be repeated. The default is all Ethernet devices.
+    #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
+    pub device: Vec<String>,
+
+    /// A member is up if it accepts TCP connections to this port.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub check: u16,
+
+    /// Read from that connection how many SYNs a member wants, compared with others: a line like "75%", as agents for HAProxy send
+    /// it. With 0%, it gets none.
+    #[arg(long)]
+    pub load: bool,
+
+    /// Time between two checks of a member, and time limit of a check.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub interval: u16,
+
+    /// A member that was down is up after this many checks in a row that succeed. At the start, one is enough.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub rise: u8,
+
+    /// A member is down after this many checks in a row that fail.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub fall: u8,
+
+    /// Identifier of the TCP option (RFC 6994). Hosts and proxies must agree on it.
+    #[arg(long, value_name = "NUMBER", default_value_t = TpotOptions::default().exid)]
+    pub exid: u16,
+}
+
+/// Arguments of `longsplice tpot farm`.
+#[derive(Debug, clap::Args)]
+pub struct TpotFarmArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `longsplice tpot host`.

@@ -8,6 +8,7 @@ mod args;
 mod client;
 mod control;
 mod doctor;
+mod farm;
 mod inspect;
 mod ls;
 mod man;

@@ -3,6 +3,7 @@
 use crate::{
     Outcome,
     args::{TpotArgs, TpotCommand, TpotHostArgs, TpotLsArgs},
+    farm,
 };
 use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_avoided, tpot_flush, tpot_tunnels};
 use longsplice_proxy::{
@@ -19,12 +20,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// `longsplice tpot`.
 pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
+    let foreground = || {
+        crate::run::start_log(verbose, false);
+        tokio::runtime::Builder::new_current_thread().enable_all().build()
+    };
     match &args.command {
-        TpotCommand::Host(host) => {
-            crate::run::start_log(verbose, false);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(run(host))
-        }
+        TpotCommand::Host(host) => foreground()?.block_on(run(host)),
+        TpotCommand::Router(router) => foreground()?.block_on(farm::router(router)),
+        TpotCommand::Farm(args) => farm::list(args),
         TpotCommand::Ls(ls) => list(ls),
         TpotCommand::Flush => {
             writeln!(io::stdout(), "{} destinations", tpot_flush().map_err(no_tables)?)?;

@@ -14,7 +14,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     process::{Command, Output},
 };
-use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, stop};
+use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, service, stop};
 
 #[test]
 #[ignore = "root"]
@@ -158,33 +158,12 @@ fn r12_servers_are_told_the_client() {
     }
 }
 
-/// The unit is valid, and its program does with the options and capabilities that it has there.
 #[test]
 #[ignore = "root"]
 fn a_service_of_systemd() {
-    let unit = include_str!("../../../dist/longsplice-tpot-host.service");
-    let value = |key: &str| {
-        let line =
-            unit.lines().find_map(|line| line.trim_start_matches(['#', '\t']).strip_prefix(key)?.strip_prefix('='));
-        line.unwrap_or_else(|| panic!("no {key} in the unit"))
-    };
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("longsplice-tpot-host.service");
-    fs::write(&file, unit.replace("/usr/local/bin/longsplice", LONGSPLICE)).unwrap();
-    let verified = Command::new("systemd-analyze").arg("verify").arg(&file).output().unwrap();
-    assert!(verified.status.success() && verified.stderr.is_empty(), "{verified:?}");
-
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _pins = Pins::of_tpot(&lab.client);
-    let allowed: String = value("CapabilityBoundingSet").to_lowercase().replace("cap_", ",+").replace(' ', "");
-    let program = value("ExecStart").replace("$OPTIONS", value("OPTIONS"));
-    let mut arguments = program.split_whitespace();
-    assert_eq!(arguments.next(), Some("/usr/local/bin/longsplice"));
-    let mut host = lab.client.command("setpriv");
-    host.args([&format!("--bounding-set=-all{allowed}"), "--inh-caps=-all", "--no-new-privs", LONGSPLICE]);
-    let mut host = ChildGuard::spawn(host.args(arguments).env_remove("RUST_LOG")).unwrap();
-    host.wait_output("asking for proxies", PATIENCE).unwrap();
-    assert!(stop(host).contains("stopped"));
+    service("host", &lab.client, &[], "asking for proxies");
 }
 
 /// Tunnels outlive the processes at both ends, and the next ones take them over.

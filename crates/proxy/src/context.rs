@@ -75,6 +75,11 @@ impl Front {
         };
         Front { listener, policy, bodies, tap, cache, counted }
     }
+
+    /// Tells whether the listener's limit of connections is reached, from now on.
+    pub(crate) fn full(&self) -> watch::Receiver<bool> {
+        self.counted.full()
+    }
 }
 
 /// Counts a connection as live as long as it exists, even if its task is cancelled or it has none.

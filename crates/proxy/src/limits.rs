@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use tokio::sync::watch;
 
 /// Default maximum number of connections on all listeners together. Each takes two descriptors,
 /// and pipes while copying: well below the usual hard limit of a million.
@@ -75,6 +76,8 @@ pub struct Counted {
     total_max: u32,
     client_max: u32,
     now: Mutex<Now>,
+    /// Whether the total limit is reached.
+    full: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +96,8 @@ pub struct Slot {
 impl Counted {
     /// Returns a counter with a total limit and a limit per client.
     pub fn new(total_max: u32, client_max: u32) -> Arc<Counted> {
-        Arc::new(Counted { total_max, client_max, now: Mutex::default() })
+        let full = watch::Sender::new(total_max == 0);
+        Arc::new(Counted { total_max, client_max, now: Mutex::default(), full })
     }
 
     /// Counts a connection from `client`, or returns the limit it would exceed; without a client, only the total counts.
@@ -107,7 +111,15 @@ impl Counted {
             now.enter(client, self.client_max)?;
         }
         now.total += 1;
+        if now.total == self.total_max {
+            self.full.send_replace(true);
+        }
         Ok(Slot { counted: self.clone(), client })
+    }
+
+    /// Tells whether the total limit is reached, from now on.
+    pub fn full(&self) -> watch::Receiver<bool> {
+        self.full.subscribe()
     }
 
     /// Returns the current number of connections.
@@ -146,6 +158,9 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut now = self.counted.lock();
+        if now.total == self.counted.total_max {
+            self.counted.full.send_replace(false);
+        }
         now.total -= 1;
         if let Some(client) = &self.client
             && let Some(n) = now.clients.get_mut(client)
@@ -189,14 +204,16 @@ mod tests {
     #[test]
     fn per_client_and_total() {
         let counted = Counted::new(3, 2);
+        let full = counted.full();
         let a = counted.enter(Some(ip("192.0.2.1"))).unwrap();
         let _b = counted.enter(Some(ip("192.0.2.1"))).unwrap();
         assert_eq!(counted.enter(Some(ip("192.0.2.1"))).unwrap_err(), Full::Client);
         assert_eq!(counted.enter(Some(ip("::ffff:192.0.2.1"))).unwrap_err(), Full::Client);
         let _c = counted.enter(Some(ip("192.0.2.2"))).unwrap();
         assert_eq!(counted.enter(Some(ip("192.0.2.3"))).unwrap_err(), Full::Total);
+        assert!(*full.borrow());
         drop(a);
-        assert_eq!(counted.now(), 2);
+        assert_eq!((counted.now(), *full.borrow()), (2, false));
         let _d = counted.enter(Some(ip("192.0.2.3"))).unwrap();
     }
 

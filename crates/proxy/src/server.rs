@@ -231,6 +231,10 @@ impl Prepared {
             let front = Arc::new(Front::new(listener, &server.shared));
             let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
             let runtime = server.shared.loads.runtime(number);
+            if let (true, Some(tpot)) = (front.listener.intercepts, &server.tpot) {
+                let (to, full) = (tpot::intercepted(front.listener.listen), [front.full(), shared.all.full()]);
+                server.tasks.push(runtime.spawn(tpot::leave_if_full(Arc::downgrade(tpot), to, full)));
+            }
             if let Some((pairs, follow)) = pairs {
                 let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());
                 hold_first_data(&front.listener, &pairs);

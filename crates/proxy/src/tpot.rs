@@ -12,7 +12,10 @@ use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 /// Maximum time between two looks at tunnels, devices and addresses.
 const TEND_EVERY: Duration = Duration::from_secs(10);
@@ -45,24 +48,24 @@ impl Default for Asking {
 impl Asking {
     /// Puts it in force. Fails if there are too many rules: one for each of `proxies`, and for each of `to` with each of `ports`.
     pub fn begin(&self, tpot: &Tpot) -> io::Result<()> {
-        let everywhere = ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a prefix"));
-        let or_all = |prefixes: &[Prefix]| if prefixes.is_empty() { everywhere.to_vec() } else { prefixes.to_vec() };
         if !self.keys.is_empty() || !self.proxies.is_empty() {
-            for proxies in or_all(&self.proxies) {
-                tpot.trust(&destinations(proxies, PortRange { first: 0, last: u16::MAX }))?;
-            }
+            let any_port = PortRange { first: 0, last: u16::MAX };
+            destinations(&self.proxies, &[any_port]).iter().try_for_each(|proxies| tpot.trust(proxies))?;
         }
-        for to in or_all(&self.to) {
-            for ports in &self.ports {
-                tpot.ask(&destinations(to, *ports))?;
-            }
-        }
-        Ok(())
+        destinations(&self.to, &self.ports).iter().try_for_each(|to| tpot.ask(to))
     }
 }
 
-fn destinations(net: Prefix, ports: PortRange) -> Destinations {
-    Destinations { net: net.0.addr(), prefix: net.0.prefix_len(), ports: ports.first..=ports.last }
+/// Returns each of these prefixes, or all addresses if there are none, with each of these ranges of ports.
+pub fn destinations(prefixes: &[Prefix], ports: &[PortRange]) -> Vec<Destinations> {
+    let everywhere = ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a prefix"));
+    let prefixes = if prefixes.is_empty() { &everywhere } else { prefixes };
+    let each = |net: &Prefix, ports: &PortRange| Destinations {
+        net: net.0.addr(),
+        prefix: net.0.prefix_len(),
+        ports: ports.first..=ports.last,
+    };
+    prefixes.iter().flat_map(|net| ports.iter().map(move |ports| each(net, ports))).collect()
 }
 
 /// Returns the connections that a listener intercepts.
@@ -86,6 +89,28 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, ..TpotOptions::default() })?;
     asking.map_or(Ok(()), |asking| asking.begin(&tpot)).map_err(StartError::Asking)?;
     Ok(Some(Arc::new(tpot)))
+}
+
+/// Leaves SYNs alone while a limit of connections is reached: they are routed on, and their connections work without a proxy.
+pub(crate) async fn leave_if_full(tpot: Weak<Tpot>, to: Destinations, full: [watch::Receiver<bool>; 2]) {
+    let [mut own, mut all] = full;
+    let mut left = false;
+    loop {
+        let is_full = [*own.borrow_and_update(), *all.borrow_and_update()].contains(&true);
+        if is_full != left {
+            let Some(tpot) = tpot.upgrade() else { return };
+            if let Err(error) = tpot.leave(&to, is_full) {
+                tracing::warn!(%error, "connections beyond the limit are refused, and not routed on");
+            }
+            left = is_full;
+            let what = if left { "left alone: the limit of connections is reached" } else { "intercepted again" };
+            tracing::debug!(to = %to.net, ports = ?to.ports, "SYNs are {what}");
+        }
+        let changed = tokio::select! { changed = own.changed() => changed, changed = all.changed() => changed };
+        if changed.is_err() {
+            return;
+        }
+    }
 }
 
 /// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`.

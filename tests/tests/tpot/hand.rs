@@ -29,7 +29,7 @@ pub(crate) const FIN_ACK: u8 = flag::FIN | flag::ACK;
 pub(crate) const ISN: u32 = 1000;
 pub(crate) const MSS: [u8; 4] = [2, 4, 5, 0xb4];
 
-fn link(at: &Namespace, name: &str) -> LinkAddr {
+pub(crate) fn link(at: &Namespace, name: &str) -> LinkAddr {
     let find = || {
         let mut all = nix::ifaddrs::getifaddrs().expect("interfaces");
         all.find_map(|i| i.address?.as_link_addr().filter(|_| i.interface_name == name).copied())

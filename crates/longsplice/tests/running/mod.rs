@@ -68,6 +68,12 @@ impl Pins {
         Pins(Path::new("/sys/fs/bpf/longsplice").join(format!("tpot-{inode}")))
     }
 
+    /// Those of the router of a farm.
+    pub fn of_router(namespace: &Namespace) -> Pins {
+        let inode = fs::metadata(namespace.path()).unwrap().ino();
+        Pins(Path::new("/sys/fs/bpf/longsplice").join(format!("tpot-router-{inode}")))
+    }
+
     pub fn exist(&self) -> bool {
         self.0.exists()
     }

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use crate::running::{self, LONGSPLICE, Pins, Running};
-use longsplice_lab::{ChildGuard, Lab, Shape};
+use longsplice_lab::{ChildGuard, Lab, Namespace, Shape};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::{
@@ -12,7 +12,8 @@ use std::{
     io::Write,
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::OpenOptionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -73,11 +74,7 @@ impl Translucent {
     }
 
     pub fn host_that_trusts(&self, proxies: &[&str]) -> ChildGuard {
-        let mut command = self.lab.client.command(LONGSPLICE);
-        command.args(["tpot", "host", "--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]).args(proxies);
-        let mut host = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
-        host.wait_output("asking for proxies", PATIENCE).unwrap();
-        host
+        host(&self.lab, proxies)
     }
 
     /// Writes a file of keys for the host or the proxy, beside the configuration. Returns its path.
@@ -100,10 +97,24 @@ impl Translucent {
 
     /// The connections in tunnels of the client's host.
     pub fn tunnels(&self) -> Vec<Value> {
-        let out = self.lab.client.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
-        assert!(out.status.success(), "{out:?}");
-        String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+        tunnels(&self.lab)
     }
+}
+
+/// Lets the client's host ask for proxies.
+pub fn host(lab: &Lab, proxies: &[&str]) -> ChildGuard {
+    let mut command = lab.client.command(LONGSPLICE);
+    command.args(["tpot", "host", "--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]).args(proxies);
+    let mut host = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
+    host.wait_output("asking for proxies", PATIENCE).unwrap();
+    host
+}
+
+/// The connections in tunnels of the client's host.
+pub fn tunnels(lab: &Lab) -> Vec<Value> {
+    let out = lab.client.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
 }
 
 pub fn listener(any: &str, port: u16) -> String {
@@ -125,4 +136,33 @@ pub fn stop(mut host: ChildGuard) -> String {
     host.signal(Signal::SIGTERM).unwrap();
     assert!(host.wait(PATIENCE).unwrap().success(), "{}", host.output());
     host.output()
+}
+
+/// The unit of systemd for `longsplice tpot WHAT` is valid, and its program starts with the options of its comment, changed for a
+/// lab, and with the capabilities that it has there.
+pub fn service(what: &str, at: &Namespace, changes: &[(&str, &str)], says: &str) {
+    let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist");
+    let name = format!("longsplice-tpot-{what}.service");
+    let unit = fs::read_to_string(dist.join(&name)).unwrap();
+    let value = |key: &str| {
+        let line =
+            unit.lines().find_map(|line| line.trim_start_matches(['#', '\t']).strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_else(|| panic!("no {key} in the unit"))
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join(&name);
+    fs::write(&file, unit.replace("/usr/local/bin/longsplice", LONGSPLICE)).unwrap();
+    let verified = Command::new("systemd-analyze").arg("verify").arg(&file).output().unwrap();
+    assert!(verified.status.success() && verified.stderr.is_empty(), "{verified:?}");
+
+    let allowed: String = value("CapabilityBoundingSet").to_lowercase().replace("cap_", ",+").replace(' ', "");
+    let options = changes.iter().fold(value("OPTIONS").to_owned(), |options, (from, to)| options.replace(from, to));
+    let program = value("ExecStart").replace("$OPTIONS", &options);
+    let mut arguments = program.split_whitespace();
+    assert_eq!(arguments.next(), Some("/usr/local/bin/longsplice"));
+    let mut command = at.command("setpriv");
+    command.args([&format!("--bounding-set=-all{allowed}"), "--inh-caps=-all", "--no-new-privs", LONGSPLICE]);
+    let mut started = ChildGuard::spawn(command.args(arguments).env_remove("RUST_LOG")).unwrap();
+    started.wait_output(says, PATIENCE).unwrap();
+    assert!(stop(started).contains("stopped"));
 }
