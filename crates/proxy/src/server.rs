@@ -206,6 +206,7 @@ impl Prepared {
             loads,
             caches,
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
+            early: Counted::new(u32::MAX, u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
@@ -231,6 +232,10 @@ impl Prepared {
             let front = Arc::new(Front::new(listener, &server.shared));
             let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
             let runtime = server.shared.loads.runtime(number);
+            if let Bound::Own(socket) = &socket {
+                let _entered = runtime.enter(); // it accepts there
+                tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
+            }
             if let Some((pairs, follow)) = pairs {
                 let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());
                 hold_first_data(&front.listener, &pairs);
