@@ -83,9 +83,18 @@ fn onward_reset(port: u16) -> impl Fn(&Seen) -> bool {
 /// Completes the handshake, and talks.
 fn complete(h: &mut Hand, syn: &Packet, iss: u32) -> Open {
     h.tunnelled(&h.says(syn.seq + 1, iss + 1, b""));
-    let (accepted, _) = h.listener.accept().expect("accept");
+    h.tunnelled(&h.says(syn.seq + 1, iss + 1, b"hello"));
+    let onward = h.capture.wait("data go to the server", |s| s.is("f1", true) && s.p.payload == b"hello").p;
+    // other clients' may wait there too, and some are reset already
+    let mut accepted = loop {
+        let (accepted, from) = h.listener.accept().expect("accept");
+        if from == onward.from {
+            break accepted;
+        }
+    };
     accepted.set_read_timeout(Some(PATIENCE)).expect("an option");
-    let mut open = Open { seq: syn.seq + 1, ack: iss + 1, accepted };
+    accepted.read_exact(&mut [0; 5]).expect("read");
+    let mut open = Open { seq: syn.seq + 6, ack: iss + 1, accepted };
     h.works(&mut open);
     open
 }
@@ -324,10 +333,15 @@ fn r18_a_flood() {
             h.plain(&of(5000 + n));
             if n % 50 == 0 {
                 h.capture.wait_nth("an onward SYN", usize::from(n), onward_syn);
+                h.listener.set_nonblocking(true).expect("an option");
+                while h.listener.accept().is_ok() {} // there must be room for the next ones
+                h.listener.set_nonblocking(false).expect("an option");
             }
         }
         h.capture.wait("the oldest one is reset", onward_reset(first));
-        h.open();
+        h.plain(&syn);
+        let iss = h.capture.wait("an answer to it", |s| answer(s) && s.p.to == syn.from).p.seq;
+        complete(&mut h, &syn, iss);
         assert_eq!(h.f.splicer.flows().len(), 1);
     });
 }
