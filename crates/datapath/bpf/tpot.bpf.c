@@ -112,8 +112,8 @@ static __always_inline int is_over(const struct tpot_tunnel *tn)
 	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
 }
 
-/* Tell user space of an asker's SYN, of `len` bytes from `at`, or, with 0, that the asker does without us. Returns 0 if the ring is
- * full. */
+/* Tell user space of an asker's SYN, whose TCP header has `len` bytes from `at`, or, with 0, that the asker does without us.
+ * Returns 0 if the ring is full. */
 __noinline int report(struct __sk_buff *skb, const struct tuple *t, __u32 at, __u32 len)
 {
 	struct tpot_syn *syn = t ? bpf_map_lookup_elem(&tpot_syns, t) : NULL;
@@ -215,7 +215,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	if (shrink_mss(skb, p, o))
 		return drop(T_FAILED);
 	count(T_INTERCEPTED);
-	handshake = syn.answered ? TPOT_BASIC : handshake_of(rule - 1); /* answered: the connection to the server exists */
+	handshake = syn.answered ? TPOT_BASIC : handshake_of(rule - 1); /* user space knows one that was answered */
 	if (handshake != TPOT_BASIC) {
 		int heard = report(skb, &p->t, p->l4, p->doff);
 

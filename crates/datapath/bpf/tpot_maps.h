@@ -90,7 +90,7 @@ struct {
 } tpot_listeners SEC(".maps");
 
 /* Segments that user space hears of (struct tpot_asking). Not pinned: the connections that they are about end with the process.
- * It holds 1500 of them. */
+ * It holds some 1400. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);

@@ -163,7 +163,6 @@ impl Pipeline {
                 }
             };
             tokio::select! {
-                biased;
                 () = heard => self.tpot.hear(),
                 done = &mut work => return done,
                 () = expired => {}

@@ -26,6 +26,8 @@ use std::{
 };
 
 const EARLY: [TpotHandshake; 2] = [TpotHandshake::Pipelined, TpotHandshake::Confirm];
+/// The MSS of the client's SYNs, less the header of the tunnel: of IPv4, and of IPv6.
+const MSS_ONWARD: [[u8; 2]; 2] = [1440u16.to_be_bytes(), 1420u16.to_be_bytes()];
 const RST_ACK: u8 = flag::RST | flag::ACK;
 
 /// Runs a test for both families, at the same time, since some wait for a time limit.
@@ -113,6 +115,9 @@ fn r14_the_onward_syn_does_not_wait_for_the_client() {
             assert!(server < ours, "{}", h.capture.last());
         }
         assert!(h.f.splicer.flows().is_empty() && h.tunnels().is_empty());
+        let mss = MSS_ONWARD[usize::from(!h.client.is_ipv4())];
+        let onward = h.capture.wait("the onward SYN", onward_syn);
+        assert_eq!(onward.p.options[..4], [2, 4, mss[0], mss[1]], "the server's segments fit the tunnel");
         complete(&mut h, &syn, iss);
         assert_eq!((h.onward(), h.f.splicer.flows().len(), h.tunnels().len()), (1, 1, 1));
     });
