@@ -15,7 +15,7 @@ use std::{
     net::SocketAddr,
     os::fd::OwnedFd,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 use tokio::{
@@ -196,10 +196,10 @@ impl Pipeline {
             return;
         }
         let Some(permit) = (self.allow)(client.remote, client.local) else {
-            // whoever accepts the connection learns why not
-            return if self.confirms {
-                self.handshakes().give_back(&syn)
-            };
+            if self.confirms {
+                self.handshakes().give_back(&syn); // whoever accepts the connection learns why
+            }
+            return;
         };
         if waiting.all.len() >= MOST
             && let Some((oldest, _)) = waiting.oldest()
@@ -211,10 +211,10 @@ impl Pipeline {
         let connecting = tokio::spawn(async move {
             let connected = splicer.connect_for(client.local, behalf).await;
             let connected = connected.map(|leg| Unclaimed { splicer, leg: Some(leg) });
-            if let Some((pipeline, syn, key)) = held {
-                confirm(&pipeline, &syn, &key, connected.as_ref().err());
+            match held.and_then(|(pipeline, syn, key)| Some((pipeline.upgrade()?, syn, key))) {
+                Some((pipeline, syn, key)) => pipeline.confirm(&syn, &key, connected),
+                None => connected,
             }
-            connected
         });
         waiting.insert(key, connecting, permit);
     }
@@ -233,16 +233,20 @@ impl Pipeline {
         }
         None
     }
-}
 
-/// Lets a client have its answer: that of our listener if the server has accepted the connection, otherwise a reset.
-fn confirm(pipeline: &Weak<Pipeline>, syn: &Handshake, key: &Key, error: Option<&io::Error>) {
-    let Some(pipeline) = pipeline.upgrade() else { return };
-    let Some(error) = error else { return pipeline.handshakes().give_back(syn) };
-    drop(pipeline.waiting().remove(key)); // the client may try again
-    pipeline.handshakes().refuse(syn);
-    let error = error
-        .raw_os_error()
-        .map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error);
-    (pipeline.refused)(syn.leg.remote, syn.leg.local, error);
+    /// Lets a client have its answer: that of our listener if the server has accepted the connection, otherwise a reset.
+    fn confirm(&self, syn: &Handshake, key: &Key, connected: io::Result<Unclaimed>) -> io::Result<Unclaimed> {
+        match connected {
+            Ok(open) => {
+                self.handshakes().give_back(syn);
+                Ok(open)
+            }
+            Err(error) => {
+                drop(self.waiting().remove(key)); // nobody takes it, and the client may try again
+                self.handshakes().refuse(syn);
+                (self.refused)(syn.leg.remote, syn.leg.local, error);
+                Err(io::ErrorKind::ConnectionRefused.into())
+            }
+        }
+    }
 }
