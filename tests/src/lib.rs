@@ -11,7 +11,7 @@ pub mod translator;
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
     Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
-    Splicer,
+    Splicer, TpotHandshake,
 };
 use longsplice_lab::{Lab, Namespace, process::wait_for};
 use std::{
@@ -93,6 +93,7 @@ fn taking(
     to: Destinations,
     policy: Policy,
     onward: bool,
+    handshake: TpotHandshake,
 ) -> impl AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static {
     async move |splicer, record, ready| {
         let tpot = TestTpot::open();
@@ -100,6 +101,10 @@ fn taking(
             tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
         }
         let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
+        if handshake != TpotHandshake::Basic {
+            let refused = |client, server, error| eprintln!("{client} to {server}: {error}");
+            listener.pipeline(handshake, |_, _| Some(Box::new(())), refused).expect("pipelined");
+        }
         ready.send(splicer.clone()).expect("the test waits");
         loop {
             let client = listener.accept().await.expect("accept");
@@ -162,13 +167,24 @@ impl Forwarder {
 
     /// Intercepts connections of hosts that ask for a proxy, by translucent proxying (TPOT). `onward`: asks for another one.
     pub fn taker(at: &Namespace, to: Destinations, policy: Policy, onward: bool) -> Forwarder {
-        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), taking(to, policy, onward))
+        Forwarder::taker_with(at, to, policy, onward, TpotHandshake::Basic)
+    }
+
+    /// The same with another handshake.
+    pub fn taker_with(
+        at: &Namespace,
+        to: Destinations,
+        policy: Policy,
+        onward: bool,
+        handshake: TpotHandshake,
+    ) -> Forwarder {
+        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), taking(to, policy, onward, handshake))
     }
 
     /// The same in the caller's network namespace, asking for another one.
     pub fn taker_here(to: Destinations, policy: Policy) -> Forwarder {
         let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
-        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true))
+        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true, TpotHandshake::Basic))
     }
 
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are

@@ -112,13 +112,69 @@ static __always_inline int is_over(const struct tpot_tunnel *tn)
 	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
 }
 
+/* Tell user space of an asker's SYN, whose TCP header has `len` bytes from `at`, or, with 0, that the asker does without us.
+ * Returns 0 if the ring is full. */
+__noinline int report(struct __sk_buff *skb, const struct tuple *t, __u32 at, __u32 len)
+{
+	struct tpot_syn *syn = t ? bpf_map_lookup_elem(&tpot_syns, t) : NULL;
+	struct tpot_asking *a;
+
+	if (!syn || !t)
+		return 0;
+	a = bpf_ringbuf_reserve(&askings, sizeof(*a), 0);
+	if (!a) {
+		count(T_UNREPORTED);
+		return 0;
+	}
+	a->segment.leg = *t;
+	a->segment.ifindex = skb->ifindex;
+	a->isn = syn->seq;
+	a->hops = syn->hops;
+	a->listener = syn->listener;
+	a->over = !len;
+	if (len) {
+		len = ((len - 1) & 63) + 1; /* see find_options() */
+		if (len > sizeof(a->segment.tcp) || bpf_skb_load_bytes(skb, 0, a->segment.eth, sizeof(a->segment.eth)) ||
+		    bpf_skb_load_bytes(skb, L3, a->segment.ip, sizeof(a->segment.ip)) ||
+		    bpf_skb_load_bytes(skb, at, a->segment.tcp, len)) {
+			bpf_ringbuf_discard(a, 0);
+			return 0;
+		}
+	}
+	bpf_ringbuf_submit(a, 0);
+	return 1;
+}
+
+/* When is the server of an intercepted connection connected to? */
+static __always_inline __u32 handshake_of(__u32 rule)
+{
+	struct tpot_rule *r = bpf_map_lookup_elem(&tpot_rules, &rule);
+
+	return r ? r->handshake : TPOT_BASIC;
+}
+
+/* A SYN on its way back from user space. If it was held here, it goes to the listener now. */
+static __always_inline int admit(struct __sk_buff *skb, const struct packet *p)
+{
+	struct tpot_syn *syn = bpf_map_lookup_elem(&tpot_syns, &p->t);
+
+	if (!syn || syn->role != TPOT_TAKER)
+		return TCX_NEXT;
+	if (syn->seq != p->seq) /* the asker has begun another connection */
+		return drop(T_UNSERVED);
+	if (socket_state(skb, &p->t, p->v6) != BPF_TCP_TIME_WAIT && assign(skb, syn->listener, 0))
+		return drop(T_UNSERVED);
+	count(T_ADMITTED);
+	return deliver(skb);
+}
+
 /* A SYN with the option. */
 static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, struct options *o)
 {
 	struct tuple dest = p->t;
 	struct tpot_syn syn = {}, *known;
 	struct tpot_own *own;
-	__u32 key = skb->ifindex, rule;
+	__u32 key = skb->ifindex, rule, handshake;
 	int state;
 
 	__builtin_memcpy(dest.remote, p->t.local, 16); /* rules are about the destination */
@@ -159,6 +215,13 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	if (shrink_mss(skb, p, o))
 		return drop(T_FAILED);
 	count(T_INTERCEPTED);
+	handshake = syn.answered ? TPOT_BASIC : handshake_of(rule - 1); /* user space knows one that was answered */
+	if (handshake != TPOT_BASIC) {
+		int heard = report(skb, &p->t, p->l4, p->doff);
+
+		if (handshake == TPOT_CONFIRM)
+			return heard ? drop(T_HELD) : TCX_DROP; /* the asker sends it again */
+	}
 	return deliver(skb);
 }
 
@@ -234,6 +297,8 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 		if (in.flags & TH_RST) { /* the asker has another answer already */
 			if (in.seq != syn->seq + 1)
 				goto unproven;
+			if (handshake_of(syn->listener) != TPOT_BASIC)
+				report(skb, &in.t, 0, 0);
 		} else if (!(in.flags & TH_ACK) || in.ack != syn->iss + 1) {
 			goto unproven;
 		} else {
@@ -241,6 +306,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 			cookie = !has_socket(skb, &in);
 			like.role = TPOT_TAKER;
 			like.hops = syn->hops;
+			like.isn = syn->seq;
 			like.listener = listener;
 			like.flags = cookie ? TPOT_COOKIE : 0;
 			if (open_tunnel(skb, &in.t, syn->peer, syn->own, &like))
@@ -281,6 +347,8 @@ static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p
 
 	if (!old && !(syn && syn->role == TPOT_TAKER && syn->seq == p->seq))
 		return TCX_NEXT;
+	if (!old && handshake_of(syn->listener) != TPOT_BASIC)
+		report(skb, &p->t, 0, 0);
 	if (has_socket(skb, p)) {
 		if (old && (__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
 			return TCX_NEXT;
@@ -308,8 +376,10 @@ int tpot_ingress(struct __sk_buff *skb)
 	struct tpot_syn *syn;
 	int r = TCX_NEXT;
 
-	if (skb->pkt_type != PACKET_HOST || IS_OUR_MARK(skb->mark) || !parse_frame(skb, &p, 0))
+	if (skb->pkt_type != PACKET_HOST || (IS_OUR_MARK(skb->mark) && skb->mark != MARK_HELD) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
+	if (skb->mark == MARK_HELD)
+		return p.proto == IPPROTO_TCP && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN ? admit(skb, &p) : TCX_NEXT;
 	if (p.proto == (p.v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
 		return translate_error(skb, &p);
 	if (p.proto != IPPROTO_TCP)

@@ -71,11 +71,29 @@ enum tpot_rule_kind {
 	TPOT_RULE_TRUST = 3, /* proxies that may intercept: the taker's address */
 };
 
+/* When a taker connects to the server. */
+enum tpot_handshake {
+	TPOT_BASIC = 0,     /* after its handshake with the asker */
+	TPOT_PIPELINED = 1, /* on the asker's SYN, which is answered at once */
+	TPOT_CONFIRM = 2,   /* on the asker's SYN, which is held until the server has answered */
+};
+
 struct tpot_rule {
 	__u32 net[4], mask[4]; /* network byte order, IPv4 as ::ffff:a.b.c.d */
 	__u16 low, high;       /* ports, host byte order; not for TPOT_RULE_TRUST */
 	__u8 kind;             /* enum tpot_rule_kind; 0: none */
-	__u8 fill[3];
+	__u8 handshake;        /* enum tpot_handshake; for TPOT_RULE_TAKE */
+	__u8 fill[2];
+};
+
+/* What user space hears of an asker whose connection has no socket yet. */
+struct tpot_asking {
+	struct handshake segment; /* the SYN as our listener gets it, with the MSS that fits the tunnel; `over`: only `leg` */
+	__u32 isn;                /* of the SYN, host byte order */
+	__u8 hops;                /* of the SYN */
+	__u8 listener;            /* index of the rule */
+	__u8 over;                /* the asker has another answer, or does not ask any more */
+	__u8 fill;
 };
 
 /* What user space configures. */
@@ -132,6 +150,8 @@ struct tpot_tunnel {
 	__u8 listener;         /* taker: as in struct tpot_syn */
 	__u8 fill;
 	__u32 ack;             /* the acknowledgement number sent last, host byte order */
+	__u32 isn;             /* taker: of the SYN, host byte order */
+	__u32 fill2;
 };
 
 /* The farm of a router: proxies in a network of their own, to which it sends SYNs. */
@@ -158,9 +178,12 @@ enum tpot_verdict {
 	T_NOT_ASKED,      /* retransmitted SYN sent without the option: nobody has answered the ones with it */
 	T_AVOIDED,        /* SYN to a destination that has only answered SYNs without the option in the last hour */
 	T_NO_SPACE,       /* SYN without space for the option */
-	T_INTERCEPTED,    /* SYN with the option given to our listener */
+	T_INTERCEPTED,    /* SYN with the option given to our listener, or held */
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
 	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
+	T_HELD,           /* SYN with the option kept from our listener until the server answers */
+	T_ADMITTED,       /* the same SYN given to our listener */
+	T_UNREPORTED,     /* SYN with the option of which user space does not hear, since the ring is full. One to be held is dropped */
 	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
 	T_OPENED,         /* connection enters its tunnel */

@@ -6,8 +6,10 @@
 #include "tpot_match.h"
 
 const volatile enum tpot_role role_layout;
+const volatile enum tpot_handshake handshake_layout;
 const volatile enum tpot_tunnel_flag flag_layout;
 const volatile enum tpot_verdict verdict_layout;
+const volatile struct tpot_asking asking_layout;
 
 #define SECOND 1000000000ull
 
@@ -69,6 +71,13 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } tpot_listeners SEC(".maps");
+
+/* Segments that user space hears of (struct tpot_asking). Not pinned: the connections that they are about end with the process.
+ * It holds some 1400. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} askings SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -26,6 +26,9 @@ use std::{
 /// a socket repeats the last timestamp sent (`shared_tsval` of bpf/clock.h), and is not ahead of what the host sends next.
 const BEHIND: u32 = 1000;
 
+/// Hop limit of packets that are not forwarded.
+const TTL: u8 = 64;
+
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
@@ -80,7 +83,7 @@ struct Offer {
 }
 
 impl Handshake {
-    fn new(raw: abi::handshake) -> Handshake {
+    pub(crate) fn new(raw: abi::handshake) -> Handshake {
         let segment = match raw.tcp[13] & (SYN | ACK | RST) {
             SYN => Some(Segment::Syn),
             flags if flags == SYN | ACK => Some(Segment::SynAck),
@@ -108,6 +111,12 @@ impl Handshake {
     /// Returns whether `other` is a retransmission of this segment.
     pub fn repeats(&self, other: &Handshake) -> bool {
         (self.seq(), self.ack()) == (other.seq(), other.ack())
+    }
+
+    /// Returns the MSS of a SYN or SYN-ACK in bytes. `None`: it has none.
+    pub fn mss(&self) -> Option<u16> {
+        let mss = self.options().into_iter().find(|(kind, at)| *kind == MSS && at.len() == 4);
+        mss.map(|(_, at)| u16::from_be_bytes([self.header()[at.start + 2], self.header()[at.start + 3]]))
     }
 
     /// Returns the window in bytes. That of a SYN is not scaled (RFC 7323, 2.2).
@@ -169,7 +178,6 @@ impl Handshake {
             let others = self.options().into_iter().filter(|(kind, _)| !known.contains(kind));
             others.for_each(|(_, at)| tcp[at].fill(NOP));
         }
-        let length = tcp.len() as u16;
         let (mut ip, hops) = if v6 { (self.raw.ip.to_vec(), 7) } else { (self.raw.ip[..20].to_vec(), 8) };
         ip[hops] = ip[hops].checked_sub(1).filter(|left| *left > 0)?;
         match (out.local.ip(), out.remote.ip()) {
@@ -183,20 +191,42 @@ impl Handshake {
             }
             _ => return None,
         }
-        if v6 {
-            ip[4..6].copy_from_slice(&length.to_be_bytes());
-        } else {
-            ip[0] = 0x45; // the IP options were for us
-            ip[2..4].copy_from_slice(&(20 + length).to_be_bytes());
-        }
-        tcp[16..18].fill(0);
-        let addresses = if v6 { &ip[8..40] } else { &ip[12..20] };
-        let pseudo = sum(addresses) + u32::from(length) + libc::IPPROTO_TCP as u32;
-        let check = !fold(pseudo + sum(&tcp));
-        tcp[16..18].copy_from_slice(&check.to_be_bytes());
-        ip.extend(tcp);
-        Some(ip)
+        Some(complete(ip, tcp))
     }
+
+    /// Returns the IP packet by which the destination of a SYN refuses it (RFC 9293, 3.10.7.1).
+    fn refusal(&self) -> Vec<u8> {
+        let v6 = !self.leg.is_v4();
+        let mut ip = if v6 { self.raw.ip.to_vec() } else { self.raw.ip[..20].to_vec() };
+        let (hops, from, to) = if v6 { (7, 8..24, 24..40) } else { (8, 12..16, 16..20) };
+        ip[hops] = TTL;
+        ip[from.clone()].copy_from_slice(&self.raw.ip[to.clone()]);
+        ip[to].copy_from_slice(&self.raw.ip[from]);
+        let mut tcp = vec![0; 20];
+        tcp[..2].copy_from_slice(&self.raw.tcp[2..4]);
+        tcp[2..4].copy_from_slice(&self.raw.tcp[..2]);
+        tcp[8..12].copy_from_slice(&self.seq().wrapping_add(1).to_be_bytes());
+        tcp[12..14].copy_from_slice(&[5 << 4, RST | ACK]);
+        complete(ip, tcp)
+    }
+}
+
+/// Returns an IP packet with the right lengths and checksums. The kernel computes that of the IPv4 header (raw(7)).
+fn complete(mut ip: Vec<u8>, mut tcp: Vec<u8>) -> Vec<u8> {
+    let (length, v6) = (tcp.len() as u16, ip.len() == 40);
+    if v6 {
+        ip[4..6].copy_from_slice(&length.to_be_bytes());
+    } else {
+        ip[0] = 0x45; // the IP options were for us
+        ip[2..4].copy_from_slice(&(20 + length).to_be_bytes());
+    }
+    tcp[16..18].fill(0);
+    let addresses = if v6 { &ip[8..40] } else { &ip[12..20] };
+    let pseudo = sum(addresses) + u32::from(length) + libc::IPPROTO_TCP as u32;
+    let check = !fold(pseudo + sum(&tcp));
+    tcp[16..18].copy_from_slice(&check.to_be_bytes());
+    ip.extend(tcp);
+    ip
 }
 
 /// Adds 16-bit words in network byte order. The length must be even.
@@ -238,6 +268,14 @@ impl HandshakeSender {
         let mut to = out.remote;
         to.set_port(0);
         sendto(self.raw.as_raw_fd(), &packet, &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
+        Ok(())
+    }
+
+    /// Refuses a client's SYN in the name of its destination. A failure needs no report: the client sends its SYN again.
+    pub fn refuse(&self, syn: &Handshake) -> io::Result<()> {
+        let mut to = syn.leg.remote;
+        to.set_port(0);
+        sendto(self.raw.as_raw_fd(), &syn.refusal(), &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
         Ok(())
     }
 

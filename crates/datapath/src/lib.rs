@@ -128,8 +128,8 @@ pub use sockets::{
 pub use switch::{CommitOptions, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
 pub use test_run::TestContext;
 pub use tpot::{
-    Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotKey, TpotOptions, TpotRole, TpotTunnel,
-    tpot_avoided, tpot_flush, tpot_tunnels,
+    Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotAsking, TpotHandshake, TpotKey,
+    TpotOptions, TpotRole, TpotTunnel, tpot_avoided, tpot_flush, tpot_tunnels,
 };
 pub use tpot_router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,

@@ -2,12 +2,12 @@
 //! that ask for one, and carry both in tunnels. docs/tpot.md describes the protocol.
 
 use crate::{
-    OpenError, Tuple,
+    Handshake, OpenError, Tuple,
     attach::{Hook, Place, attach_at, attach_lookup, wanted_devices},
     devices::devices,
     diag::socket_state,
     load::load_object,
-    maps::{Pod, address, bytes_of, from_bytes, io_error, sum_of, words},
+    maps::{Pod, address, bytes_of, errno, from_bytes, io_error, sum_of, words},
     monotonic,
     netlink::Netlink,
     pins::{Owned, tpot_pin},
@@ -16,7 +16,9 @@ use crate::{
 };
 #[cfg(feature = "testing")]
 use crate::{TestContext, test_run};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut, Program};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut, Program, RingBuffer, RingBufferBuilder,
+};
 use nix::{
     errno::Errno,
     ifaddrs::getifaddrs,
@@ -36,7 +38,10 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        mpsc::{Receiver, channel},
+    },
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -126,6 +131,65 @@ pub struct TpotTunnel {
     pub silent: Duration,
 }
 
+/// When the server of an intercepted connection is connected to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TpotHandshake {
+    /// After the handshake with the client.
+    #[default]
+    Basic,
+    /// On the client's SYN, which is answered at once.
+    Pipelined,
+    /// On the client's SYN, which is answered when the server has answered.
+    Confirm,
+}
+
+/// What is heard of a client while its connection has no socket ([`Tpot::pipeline`]).
+#[derive(Clone, Copy, Debug)]
+pub struct TpotAsking {
+    /// The client's leg.
+    pub leg: Tuple,
+    /// Sequence number of its SYN.
+    pub isn: u32,
+    /// How many more proxies may intercept the connection.
+    pub hops: u8,
+    /// The SYN, with the MSS that fits the tunnel. `None`: the client has another answer to it, or does not ask any more.
+    pub syn: Option<Handshake>,
+}
+
+type Hear = Box<dyn Fn(TpotAsking) + Send>;
+
+/// The ring of [`TpotAsking`].
+struct Askings {
+    ring: RingBuffer<'static>,
+    /// What was read of it, with the index of the rule.
+    heard: Receiver<(u8, TpotAsking)>,
+    /// Who wants to hear of it, by the index of the rule.
+    by_rule: HashMap<u8, Hear>,
+}
+
+impl Askings {
+    fn new(ring: &MapImpl<'_>) -> io::Result<Askings> {
+        let failed = |e: libbpf_rs::Error| io::Error::from_raw_os_error(errno(&e));
+        let (tell, heard) = channel();
+        let mut builder = RingBufferBuilder::new();
+        let hear = move |data: &[u8]| {
+            if let Some(raw) = plain::<abi::tpot_asking>(data) {
+                let segment = Handshake::new(from_bytes(data)); // its first field
+                let asking = TpotAsking {
+                    leg: segment.leg,
+                    isn: raw.isn,
+                    hops: raw.hops.saturating_sub(1),
+                    syn: (raw.over == 0).then_some(segment),
+                };
+                let _ = tell.send((raw.listener, asking)); // to the struct that is built below
+            }
+            0
+        };
+        builder.add(ring, hear).map_err(failed)?;
+        Ok(Askings { ring: builder.build().map_err(failed)?, heard, by_rule: HashMap::new() })
+    }
+}
+
 /// The programs and maps of translucent proxying in this network namespace. They are pinned: tunnels outlive the process, and
 /// the next one takes them over.
 pub struct Tpot {
@@ -138,6 +202,7 @@ pub struct Tpot {
     links: Mutex<HashMap<u32, Vec<OwnedFd>>>,
     /// The link of `tpot_lookup`, which is of no use to anybody else: the sockets that it finds are this process's.
     lookup: Mutex<Option<OwnedFd>>,
+    askings: Mutex<Askings>,
     owned: Owned,
 }
 
@@ -165,7 +230,10 @@ impl Tpot {
         let (exid, hops) = (options.exid, options.hops);
         let config = abi::tpot_config { exid, hops, cgroup, level, keys, key, ..Default::default() };
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
-        let tpot = Tpot { object, config, rules: Mutex::default(), devices, links, lookup, owned };
+        let ring = object.maps().find(|m| m.name() == "askings").expect("the object has it");
+        let askings = Mutex::new(Askings::new(&ring).map_err(failed("ring of askings"))?);
+        drop(ring);
+        let tpot = Tpot { object, config, rules: Mutex::default(), devices, links, lookup, askings, owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         tpot.follow()?;
         Ok(tpot)
@@ -213,8 +281,8 @@ impl Tpot {
         update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules, ..self.config })
     }
 
-    /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`].
-    fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`]. Returns its index.
+    fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<u32> {
         let mut rules = self.rules.lock().expect("no panic under this lock");
         let index = rules.len() as u32;
         if rules.len() >= TPOT_RULES {
@@ -227,7 +295,7 @@ impl Tpot {
         }
         self.set_rules(index + 1)?; // only now SYNs are compared with it
         rules.push(*rule);
-        Ok(())
+        Ok(index)
     }
 
     /// Lets the kernel find the listening sockets of rules. Does nothing the second time.
@@ -241,18 +309,19 @@ impl Tpot {
 
     /// Asks for a proxy when this host connects to these destinations.
     pub fn ask(&self, to: &Destinations) -> io::Result<()> {
-        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_ASK), None)
+        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_ASK), None).map(drop)
     }
 
     /// Lets proxies with these addresses intercept the connections of this host. Ports do not count.
     pub fn trust(&self, proxies: &Destinations) -> io::Result<()> {
         let any_port = Destinations { ports: 0..=u16::MAX, ..proxies.clone() };
-        self.add(&raw(&any_port, abi::tpot_rule_kind::TPOT_RULE_TRUST), None)
+        self.add(&raw(&any_port, abi::tpot_rule_kind::TPOT_RULE_TRUST), None).map(drop)
     }
 
     /// Intercepts connections of other hosts to these destinations, if they ask for a proxy, and gives them to a listening
-    /// socket of the same family, which must have IP_TRANSPARENT. Addresses of this machine are never intercepted.
-    pub fn take(&self, to: &Destinations, listener: impl AsFd) -> io::Result<()> {
+    /// socket of the same family, which must have IP_TRANSPARENT. Addresses of this machine are never intercepted. Returns the
+    /// index of the rule, for [`Tpot::pipeline`].
+    pub fn take(&self, to: &Destinations, listener: impl AsFd) -> io::Result<u32> {
         self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE), Some(listener.as_fd()))
     }
 
@@ -260,14 +329,53 @@ impl Tpot {
     pub fn leave(&self, to: &Destinations, leave: bool) -> io::Result<()> {
         let taking = raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE);
         let rules = self.rules.lock().expect("no panic under this lock");
-        for (i, _) in (0u32..).zip(&*rules).filter(|(_, rule)| bytes_of(*rule) == bytes_of(&taking)) {
-            update(
-                &self.map("tpot_rules"),
-                &i,
-                &abi::tpot_rule { kind: if leave { 0 } else { taking.kind }, ..taking },
-            )?;
+        let is_it = |rule: &abi::tpot_rule| {
+            let with_handshake = abi::tpot_rule { handshake: rule.handshake, ..taking };
+            bytes_of(rule) == bytes_of(&with_handshake)
+        };
+        for (i, rule) in (0u32..).zip(&*rules).filter(|(_, rule)| is_it(rule)) {
+            let kind = if leave { 0 } else { rule.kind };
+            update(&self.map("tpot_rules"), &i, &abi::tpot_rule { kind, ..*rule })?;
         }
         Ok(())
+    }
+
+    /// From now on, [`Tpot::hear`] tells `hear` of the SYNs that a rule intercepts, before the listener gets them. With
+    /// [`TpotHandshake::Confirm`], the listener gets them only when they are given back
+    /// ([`HandshakeSender::give_back`](crate::HandshakeSender::give_back)). `hear` must not block.
+    pub fn pipeline(
+        &self,
+        rule: u32,
+        handshake: TpotHandshake,
+        hear: impl Fn(TpotAsking) + Send + 'static,
+    ) -> io::Result<()> {
+        let mut rules = self.rules.lock().expect("no panic under this lock");
+        let known = rules.get_mut(rule as usize).ok_or(io::ErrorKind::InvalidInput)?;
+        known.handshake = match handshake {
+            TpotHandshake::Basic => abi::tpot_handshake::TPOT_BASIC,
+            TpotHandshake::Pipelined => abi::tpot_handshake::TPOT_PIPELINED,
+            TpotHandshake::Confirm => abi::tpot_handshake::TPOT_CONFIRM,
+        }
+        .0 as u8;
+        self.askings.lock().expect("no panic under this lock").by_rule.insert(rule as u8, Box::new(hear));
+        update(&self.map("tpot_rules"), &rule, known)
+    }
+
+    /// Returns a descriptor that is readable when there is something to hear. Each one tells of it once.
+    pub fn askings(&self) -> io::Result<OwnedFd> {
+        self.map("askings").as_fd().try_clone_to_owned()
+    }
+
+    /// Tells of the askings since the last call, as [`Tpot::pipeline`] wants it. When it returns, that of every connection that
+    /// has been accepted was told.
+    pub fn hear(&self) {
+        let askings = self.askings.lock().expect("no panic under this lock");
+        askings.ring.consume_raw();
+        for (rule, asking) in askings.heard.try_iter() {
+            if let Some(hear) = askings.by_rule.get(&rule) {
+                hear(asking);
+            }
+        }
     }
 
     fn learn_addresses(&self) -> io::Result<()> {
@@ -286,10 +394,11 @@ impl Tpot {
         tunnels_in(&self.map("tpot_tunnels"))
     }
 
-    /// Returns how many more proxies may intercept a connection that was intercepted here; `None` if it was not.
-    pub fn hops_left(&self, leg: &Tuple) -> Option<u8> {
+    /// Returns how many more proxies may intercept a connection that was intercepted here, and the sequence number of the
+    /// client's SYN; `None` if it was not.
+    pub fn asked(&self, leg: &Tuple) -> Option<(u8, u32)> {
         let value = self.map("tpot_tunnels").lookup(bytes_of(&leg.to_abi()), MapFlags::ANY).ok()??;
-        plain::<abi::tpot_tunnel>(&value).map(|tunnel| tunnel.hops.saturating_sub(1))
+        plain::<abi::tpot_tunnel>(&value).map(|tunnel| (tunnel.hops.saturating_sub(1), tunnel.isn))
     }
 
     /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
@@ -521,6 +630,8 @@ unsafe impl Pod for abi::tpot_own {}
 unsafe impl Pod for abi::tpot_address {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tpot_tunnel {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_asking {}
 
 /// Reads an entry. `None` if it has another size: the map is of another version.
 pub(crate) fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {

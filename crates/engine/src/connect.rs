@@ -15,32 +15,48 @@ use std::{io, net::SocketAddr, time::Instant};
 /// one connect in two hundred does not find it. Each attempt takes six microseconds.
 const PORT_TRIES: u32 = 256;
 
+/// For whom a connection to a server is opened.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Behalf<'a> {
+    /// The client's leg, if there is one already.
+    pub client: Option<&'a Leg>,
+    /// How many more proxies may intercept the connection; `None`: as many as for any.
+    pub hops: Option<u8>,
+    /// The client's MSS in bytes, as long as it has no leg.
+    pub mss: Option<u16>,
+}
+
 impl Splicer {
     /// Connects to a server on behalf of `client`. Has no time limit of its own.
     ///
     /// The MSS announced to the server is that of the client, so that the server's segments fit the client's
-    /// path when they are forwarded whole (symmetric TCP splice, 5.4.4). Errors are those of socket(2),
+    /// path when they are forwarded whole (symmetric TCP splice, 5.4.4). If the connection was opened on the client's SYN
+    /// ([`Listener::pipeline`](crate::Listener::pipeline)), it is that one. Errors are those of socket(2),
     /// bind(2) and connect(2); [`io::ErrorKind::AddrNotAvailable`] also if no source port is free.
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
-        self.connect_for(server, Some(client)).await
+        if let Some(early) = client.early_to(server) {
+            return early.connected().await;
+        }
+        self.connect_for(server, Behalf { client: Some(client), hops: client.hops, mss: None }).await
     }
 
     /// Connects to a server, like [`Splicer::connect`], on behalf of no client.
     pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
-        self.connect_for(server, None).await
+        self.connect_for(server, Behalf::default()).await
     }
 
-    async fn connect_for(&self, server: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+    pub(crate) async fn connect_for(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
         let began = Instant::now();
         loop {
-            match self.try_connect(server, client).await {
+            match self.try_connect(server, behalf).await {
                 Err(e) if self.engine().is_to_be_tried_again(&e, began).await => {}
                 done => return done,
             }
         }
     }
 
-    async fn try_connect(&self, server: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+    async fn try_connect(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
+        let client = behalf.client;
         if let Some(why) = client.and_then(Leg::refusal) {
             return self.connect_untracked(server, Some(why)).await;
         }
@@ -58,7 +74,7 @@ impl Splicer {
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
             self.engine().opened(&s);
             s.set_reuse_address(true)?; // ports are counted per server
-            client.and_then(|client| client.hops).map_or(Ok(()), |hops| set_hops(&s, hops))?;
+            behalf.hops.map_or(Ok(()), |hops| set_hops(&s, hops))?;
             if client.is_some_and(|client| client.speaks_first) {
                 acknowledge_with_data(&s)?;
             }
@@ -80,7 +96,7 @@ impl Splicer {
                 expected => expected,
             };
             let (mss, refusal) = match expected {
-                Ok(mss) => (mss, None),
+                Ok(mss) => (mss.or(behalf.mss), None),
                 Err(ExpectError::Taken) => continue,
                 Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };

@@ -265,6 +265,20 @@ impl Handshakes {
         }
     }
 
+    /// Gives a SYN of a client back: its listening socket answers it.
+    pub fn give_back(&self, syn: &Handshake) {
+        if let Some(Err(error)) = self.sender(&syn.leg).map(|sender| sender.give_back(syn)) {
+            tracing::debug!(?syn, %error, "not given back; it will come again");
+        }
+    }
+
+    /// Refuses a client's SYN in the name of its destination.
+    pub fn refuse(&self, syn: &Handshake) {
+        if let Some(Err(error)) = self.sender(&syn.leg).map(|sender| sender.refuse(syn)) {
+            tracing::debug!(?syn, %error, "not refused; it will come again");
+        }
+    }
+
     fn insert(&mut self, client: Tuple, half: HalfOpen) {
         self.clients.insert(half.server, client);
         self.half.insert(client, half);

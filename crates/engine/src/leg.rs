@@ -1,6 +1,6 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
-use crate::{core::Position, holding::FirstData, live::Live, refusal::Refusal, taps::Tap};
+use crate::{core::Position, early::Early, holding::FirstData, live::Live, refusal::Refusal, sync::lock, taps::Tap};
 use longsplice_datapath::{
     PathFacts, Repair, Tuple, clamp_window, lift_outstanding, lift_unread, limit_outstanding, limit_unread, make_room,
     path_facts, received, unread,
@@ -11,7 +11,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
-    sync::OnceLock,
+    sync::{Mutex, OnceLock},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -47,6 +47,8 @@ pub struct Leg {
     pub(crate) at: Position,
     /// How many more proxies may intercept the connection to the server, if the client has asked for that (TPOT).
     pub(crate) hops: Option<u8>,
+    /// The connection to `local`, if it was opened on the client's SYN.
+    pub(crate) early: Mutex<Option<Box<Early>>>,
     /// See [`Leg::speaks_first`].
     pub(crate) speaks_first: bool,
     /// Size of the receive buffer before it was limited; see [`Leg::clamp`].
@@ -76,6 +78,7 @@ impl Leg {
             announced: None,
             at: Position::default(),
             hops: None,
+            early: Mutex::default(),
             speaks_first: false,
             clamped: None,
             held_back: false,
@@ -95,6 +98,11 @@ impl Leg {
 
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         self.refusal.get().copied()
+    }
+
+    /// Takes the connection to `server` that was opened on the client's SYN.
+    pub(crate) fn early_to(&self, server: SocketAddr) -> Option<Box<Early>> {
+        if server == self.local { lock(&self.early).take() } else { None }
     }
 
     /// Marks the leg as no longer tracked by the data path. The first reason counts.
@@ -248,7 +256,8 @@ impl Leg {
     /// Takes the leg and leaves a closed one in its place.
     pub(crate) fn take(&mut self) -> Leg {
         let (announced, refusal) = (self.announced.clone(), self.refusal.clone());
-        let closed = Leg { socket: Socket::Gone, announced, refusal, tap: None, first: None, ..*self };
+        let (socket, early) = (Socket::Gone, Mutex::default());
+        let closed = Leg { socket, announced, early, refusal, tap: None, first: None, ..*self };
         std::mem::replace(self, closed)
     }
 
@@ -424,6 +433,7 @@ impl Parked {
             announced: None,
             at,
             hops: None,
+            early: Mutex::default(),
             speaks_first: false,
             clamped: None,
             held_back: false,

@@ -43,6 +43,7 @@ mod connect;
 pub mod core;
 mod counters;
 mod descriptors;
+mod early;
 mod engine;
 mod events;
 mod flow;
@@ -75,6 +76,7 @@ mod tap_reader;
 mod taps;
 mod types;
 
+pub use early::Permit;
 pub use events::{FlowEvent, FlowEventKind, FlowEvents};
 pub use foreign::EndToEndListener;
 pub use handshakes::ForeignCounts;
@@ -86,7 +88,7 @@ pub use listener::{BoundSocket, Listener};
 pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::{
     ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
-    Tpot, TpotKey, TpotOptions,
+    Tpot, TpotHandshake, TpotKey, TpotOptions,
 };
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};

@@ -1,19 +1,20 @@
 //! Listening sockets: [`BoundSocket`] and [`Listener`].
 
 use crate::{
+    early::{Permit, Pipeline},
     leg::{Leg, ip},
     live::Live,
     refusal::Refusal,
     splicer::Splicer,
     sync::lock,
 };
-use longsplice_datapath::{Destinations, Tpot, accept, register, set_transparent};
+use longsplice_datapath::{Destinations, Tpot, TpotHandshake, accept, register, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -78,8 +79,10 @@ pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
     has_listened: bool,
-    /// Where its connections are in tunnels.
-    tpot: Option<Arc<Tpot>>,
+    /// Where its connections are in tunnels, and the index of its rule there.
+    tpot: Option<(Arc<Tpot>, u32)>,
+    /// See [`Listener::pipeline`].
+    pipeline: OnceLock<Arc<Pipeline>>,
     /// The local address of all its connections. `None`: each may have another one.
     local: Option<SocketAddr>,
     listener: AsyncFd<OwnedFd>,
@@ -89,17 +92,45 @@ impl Listener {
     /// Accepts the next connection. Errors are those of accept(2). On `EMFILE`, wait a little and try again: it is returned
     /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
     pub async fn accept(&self) -> io::Result<Leg> {
-        self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
-        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| accept(l)).await?;
+        let next = async {
+            self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
+            self.listener.async_io(Interest::READABLE, |l| accept(l)).await
+        };
+        let pipeline = self.pipeline.get();
+        let (socket, remote) = if let Some(pipeline) = pipeline { pipeline.beside(next).await } else { next.await }?;
         self.splicer.engine().opened(&socket);
         if self.has_listened {
             inheritable(&SockRef::from(&socket))?;
         }
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
         let mut leg = Leg::new(Live::new(socket)?, remote, local, self.to_copy.then_some(Refusal::Policy));
-        leg.hops = self.tpot.as_ref().and_then(|tpot| tpot.hops_left(&leg.tuple()));
+        if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, _)| tpot.asked(&leg.tuple())) {
+            leg.hops = Some(hops);
+            leg.early = pipeline.and_then(|pipeline| pipeline.take(&leg.tuple(), isn)).into();
+        }
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
+    }
+
+    /// Connects to the servers of clients on their SYN, before they have completed the handshake: [`Splicer::connect`] with an
+    /// accepted leg returns that connection. `allow` (client, server) decides whether to; what it returns is dropped when the
+    /// connection is taken or given up. Clients for which it returns `None` are accepted all the same. It must not block.
+    /// With [`TpotHandshake::Confirm`], a client whose server refuses is refused, which `refused` (client, server) is told of.
+    /// A client gets no answer if its server gives none, and `refused` is told of that after ten seconds.
+    ///
+    /// Connections that no client completes within ten seconds are reset, as are the oldest ones of more than 1024, and all of
+    /// them when the listener is dropped. Call it once, in the runtime that accepts, for a listener of
+    /// [`Splicer::listen_for_askers`]: otherwise it fails with [`io::ErrorKind::InvalidInput`]. Other errors are those of maps.
+    pub fn pipeline(
+        &self,
+        handshake: TpotHandshake,
+        allow: impl Fn(SocketAddr, SocketAddr) -> Option<Permit> + Send + Sync + 'static,
+        refused: impl Fn(SocketAddr, SocketAddr, io::Error) + Send + Sync + 'static,
+    ) -> io::Result<()> {
+        let (tpot, rule) = self.tpot.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let of = (tpot, *rule);
+        let pipeline = Pipeline::begin(&self.splicer, of, handshake, Box::new(allow), Box::new(refused))?;
+        self.pipeline.set(pipeline).map_err(|_| io::ErrorKind::InvalidInput.into())
     }
 
     /// Returns whether its connections are never spliced ([`Splicer::listen_to_copy`]).
@@ -142,8 +173,8 @@ impl Splicer {
         let bound = BoundSocket::bind((own, 0).into())?;
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
-        tpot.take(to, listener.listener.get_ref())?;
-        Ok(Listener { to_copy: false, tpot: Some(tpot.clone()), local: None, ..listener })
+        let rule = tpot.take(to, listener.listener.get_ref())?;
+        Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), rule)), local: None, ..listener })
     }
 
     /// Listens for connections that are never spliced. The connections to servers that are
@@ -153,7 +184,8 @@ impl Splicer {
         patiently(|| socket.listen(4096)).await?;
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register(socket.into(), Interest::READABLE)?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, tpot: None, local, listener })
+        let (splicer, pipeline) = (self.clone(), OnceLock::new());
+        Ok(Listener { splicer, to_copy: true, has_listened, tpot: None, pipeline, local, listener })
     }
 }
 

@@ -9,8 +9,8 @@ use running::{LONGSPLICE, Pins, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr},
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
     process::{Command, Output},
 };
@@ -336,4 +336,59 @@ fn files_of_keys_with_mistakes() {
     }
     let out = Command::new(LONGSPLICE).args(["tpot", "host", "--port", "80"]).output().unwrap();
     assert!(String::from_utf8_lossy(&out.stderr).contains("--proxy"), "{out:?}");
+}
+
+/// Rules and limits decide before the server hears of a client, and a server that refuses is logged.
+#[test]
+#[ignore = "root"]
+fn r16_r39_rules_limits_and_log_of_early_connections() {
+    for handshake in ["pipelined", "confirm"] {
+        let early = format!("handshake = \"{handshake}\"\n");
+        let limited = listeners(PORT, &format!("{early}limits = {{ connections_per_client = 1 }}\n"));
+        let denied = listeners(SECOND_PORT, &format!("{early}rules = [{{ action = \"deny\" }}]\n"));
+        let here = Translucent::with(&(limited + &denied));
+        let (mut proxy, host) = (here.proxy(), here.host());
+        let connect = |at: SocketAddr| here.lab.client.run(|| TcpStream::connect(at));
+        let is_turned_away = |mut client: TcpStream| {
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            let error = client.read(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        };
+        let logged = |at: SocketAddr, how: &str| {
+            eventually("a line of the access log", || {
+                let log = fs::read_to_string(proxy.access_log()).unwrap();
+                log.lines().any(|line| line.contains(&at.to_string()) && line.contains(how)).then_some(())
+            });
+        };
+        for family in Family::BOTH {
+            let [at, forbidden] = [PORT, SECOND_PORT].map(|port| topology::SERVER.port(family, port));
+            match connect(at) {
+                Err(error) => assert_eq!((error.kind(), handshake), (ErrorKind::ConnectionRefused, "confirm")),
+                Ok(client) => {
+                    assert_eq!(handshake, "pipelined");
+                    is_turned_away(client);
+                }
+            }
+            logged(at, "unreachable");
+            let servers = [at, forbidden].map(|at| here.serve(at));
+            is_turned_away(connect(forbidden).unwrap());
+            logged(forbidden, "denied");
+            let mut client = connect(at).unwrap();
+            let (mut accepted, _) = servers[0].accept().unwrap();
+            client.write_all(b"hello").unwrap();
+            let mut got = [0; 5];
+            accepted.read_exact(&mut got).unwrap();
+            is_turned_away(connect(at).unwrap());
+            for server in servers {
+                server.set_nonblocking(true).unwrap();
+                assert!(
+                    server.accept().is_err_and(|e| e.kind() == ErrorKind::WouldBlock),
+                    "the server hears of nobody else"
+                );
+            }
+        }
+        stop(host);
+        proxy.client(&["stop"]);
+        assert!(proxy.wait().success());
+    }
 }

@@ -29,7 +29,7 @@ use crate::{
     tpot::Asking,
     users::Users,
 };
-use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen};
+use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake};
 pub use longsplice_http::forward::Forwarded;
 use pool::PoolConfig;
 use serde::Deserialize;
@@ -99,6 +99,8 @@ pub struct ListenerConfig {
     /// Intercept connections that are routed through this machine and whose hosts ask for a proxy (TPOT), instead of listening.
     /// They go to the server that the client wants, whatever is read inside.
     pub intercepts: bool,
+    /// When the servers of intercepted connections are connected to.
+    pub handshake: TpotHandshake,
     /// Access rules.
     pub rules: Rules,
     /// When to splice, and for how long idle flows are kept.
@@ -137,8 +139,7 @@ pub enum Protocol {
 }
 
 /// Who answers the SYN of a plug's client.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PlugHandshake {
     /// The proxy, which then connects to the target.
     #[default]
@@ -255,6 +256,7 @@ impl ListenerConfig {
         ListenerConfig {
             listen,
             intercepts: protocol == Protocol::Tpot,
+            handshake: TpotHandshake::Basic,
             protocol,
             rules: Rules::new(Vec::new(), guarded),
             policy: Policy::default(),

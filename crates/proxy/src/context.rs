@@ -12,7 +12,12 @@ use crate::{
     workers::{Loads, Seat},
 };
 use longsplice_engine::{Policy, Splicer};
-use std::{collections::HashMap, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
 use tokio::sync::watch;
 
 /// State shared by all connections.
@@ -30,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) caches: HashMap<PathBuf, Arc<Cache>>,
     /// Count of the connections of all listeners.
     pub(crate) all: Arc<Counted>,
+    /// Count of the connections to servers whose clients are not accepted yet.
+    pub(crate) early: Arc<Counted>,
     /// Number of live connections, which the end of the program waits for.
     pub(crate) live: watch::Sender<u64>,
     /// Whether no new work may begin.
@@ -79,6 +86,12 @@ impl Front {
     /// Tells whether the listener's limit of connections is reached, from now on.
     pub(crate) fn full(&self) -> watch::Receiver<bool> {
         self.counted.full()
+    }
+
+    /// Counts a connection to a server for a client that is not accepted yet, if it could be.
+    pub(crate) fn begin_early(&self, shared: &Shared, client: IpAddr) -> Option<Slot> {
+        let room = [&shared.all, &self.counted].into_iter().all(|of| of.has_room_beside(&shared.early, client));
+        shared.early.enter(Some(client)).ok().filter(|_| room)
     }
 }
 

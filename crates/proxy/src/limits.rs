@@ -122,6 +122,15 @@ impl Counted {
         self.full.subscribe()
     }
 
+    /// Returns whether there is room for a connection from `client` besides those that `others` counts.
+    pub fn has_room_beside(&self, others: &Counted, client: IpAddr) -> bool {
+        let client = counted_as(client);
+        let of = |now: &Now| (now.total, now.clients.get(&client).copied().unwrap_or_default());
+        let (total, of_client) = of(&others.lock());
+        let now = of(&self.lock());
+        now.0.saturating_add(total) < self.total_max && now.1.saturating_add(of_client) < self.client_max
+    }
+
     /// Returns the current number of connections.
     pub fn now(&self) -> u32 {
         self.lock().total
@@ -215,6 +224,21 @@ mod tests {
         drop(a);
         assert_eq!((counted.now(), *full.borrow()), (2, false));
         let _d = counted.enter(Some(ip("192.0.2.3"))).unwrap();
+    }
+
+    #[test]
+    fn room_beside_others() {
+        let (counted, others) = (Counted::new(3, 2), Counted::new(u32::MAX, u32::MAX));
+        let (a, b) = (ip("192.0.2.1"), ip("192.0.2.2"));
+        let room = || [a, b].map(|client| counted.has_room_beside(&others, client));
+        let _live = counted.enter(Some(a)).unwrap();
+        assert_eq!(room(), [true, true]);
+        let other = others.enter(Some(a)).unwrap();
+        assert_eq!(room(), [false, true], "a client's");
+        let _more = counted.enter(Some(b)).unwrap();
+        assert_eq!(room(), [false, false], "the total");
+        drop(other);
+        assert_eq!(room(), [true, true]);
     }
 
     #[test]

@@ -206,6 +206,7 @@ impl Prepared {
             loads,
             caches,
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
+            early: Counted::new(u32::MAX, u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
@@ -234,6 +235,10 @@ impl Prepared {
             if let (true, Some(tpot)) = (front.listener.intercepts, &server.tpot) {
                 let (to, full) = (tpot::intercepted(front.listener.listen), [front.full(), shared.all.full()]);
                 server.tasks.push(runtime.spawn(tpot::leave_if_full(Arc::downgrade(tpot), to, full)));
+            }
+            if let Bound::Own(socket) = &socket {
+                let _entered = runtime.enter(); // it accepts there
+                tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
             }
             if let Some((pairs, follow)) = pairs {
                 let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());

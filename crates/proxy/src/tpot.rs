@@ -1,11 +1,14 @@
 //! Translucent proxying: what a machine asks for, and the programs that carry it.
 
 use crate::{
-    access::{PortRange, Prefix},
+    access::{PortRange, Prefix, Subject},
+    access_log::Record,
     config::Config,
+    context::{Front, Shared},
+    fault::{Fault, Step},
     server::StartError,
 };
-use longsplice_engine::{Destinations, DeviceChanges, Tpot, TpotKey, TpotOptions};
+use longsplice_engine::{Destinations, DeviceChanges, Listener, Permit, Tpot, TpotHandshake, TpotKey, TpotOptions};
 use std::{
     io,
     net::SocketAddr,
@@ -111,6 +114,31 @@ pub(crate) async fn leave_if_full(tpot: Weak<Tpot>, to: Destinations, full: [wat
             return;
         }
     }
+}
+
+/// Connects to the servers of a listener's clients on their SYN, if that is configured. Only for clients that rules and limits
+/// allow now: the others are accepted first, and turned away as ever.
+pub(crate) fn pipeline(shared: &Arc<Shared>, front: &Arc<Front>, listener: &Listener) -> io::Result<()> {
+    let handshake = front.listener.handshake;
+    if handshake == TpotHandshake::Basic {
+        return Ok(());
+    }
+    let (of_shared, of_front) = (shared.clone(), front.clone());
+    let allow = move |client: SocketAddr, server: SocketAddr| {
+        of_front.listener.rules.check(&Subject::by(client.ip()), &server.into(), server).ok()?;
+        of_front.begin_early(&of_shared, client.ip()).map(|slot| Box::new(slot) as Permit)
+    };
+    let (shared, protocol) = (shared.clone(), front.listener.protocol.name());
+    let refused = move |client: SocketAddr, server: SocketAddr, error: io::Error| {
+        let late = error.kind() == io::ErrorKind::TimedOut;
+        let fault = if late { Fault::Timeout(Step::Connect) } else { Fault::Unreachable(error) };
+        shared.counters.fault(&fault);
+        let mut record = Record::new(protocol, client);
+        record.target = Some(server.to_string());
+        record.fault(&fault);
+        shared.log.write(record);
+    };
+    listener.pipeline(handshake, allow, refused)
 }
 
 /// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`.

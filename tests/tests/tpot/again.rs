@@ -20,7 +20,7 @@ use longsplice_tests::{
 use std::{io::Read, net::TcpListener, thread, time::Duration};
 
 const CONNECTIONS: u64 = 4;
-const TICK: Duration = Duration::from_millis(2);
+pub(crate) const TICK: Duration = Duration::from_millis(2);
 
 /// The server closes first, and so does the proxy: the client has no TIME-WAIT, and may use its port at once.
 #[test]

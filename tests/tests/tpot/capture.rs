@@ -143,6 +143,11 @@ impl Capture {
         all[all.len().saturating_sub(40)..].iter().map(|s| format!("\n{s:?}")).collect()
     }
 
+    /// The place of the first packet of this kind in the order of time.
+    pub fn position(&mut self, is: impl Fn(&Seen) -> bool) -> Option<usize> {
+        self.seen().iter().position(is)
+    }
+
     pub fn count(&mut self, is: impl Fn(&Seen) -> bool) -> usize {
         self.seen().iter().filter(|s| is(s)).count()
     }

@@ -6,7 +6,7 @@ use super::{
     packets::{option, packet, wrap},
 };
 use longsplice_datapath::{Destinations, Tuple, tpot_tunnels};
-use longsplice_engine::{Command, FlowState, Policy};
+use longsplice_engine::{Command, FlowState, Policy, TpotHandshake};
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
     process::wait_for,
@@ -42,13 +42,13 @@ pub(crate) struct Hand {
     family: Family,
     pub(crate) f: Forwarder,
     pub(crate) capture: Capture,
-    listener: TcpListener,
+    pub(crate) listener: TcpListener,
     wire: OwnedFd,
     macs: [[u8; 6]; 2],
-    client: SocketAddr,
-    server: SocketAddr,
-    taker: IpAddr,
-    lab: Lab,
+    pub(crate) client: SocketAddr,
+    pub(crate) server: SocketAddr,
+    pub(crate) taker: IpAddr,
+    pub(crate) lab: Lab,
 }
 
 /// A connection of such a client.
@@ -61,7 +61,7 @@ pub(crate) struct Open {
 
 impl Hand {
     /// Intercepts connections to a port of the server.
-    fn new(family: Family, policy: Policy) -> Hand {
+    pub(crate) fn new(family: Family, policy: Policy, handshake: TpotHandshake) -> Hand {
         let options = Options { forwarding: true, large_packets: false, ..Options::default() };
         let lab = Lab::new(Shape::TwoDevices, options).expect("lab");
         let deaf =
@@ -69,7 +69,7 @@ impl Hand {
         lab.client.execute("nft", &[deaf]).expect("a rule");
         let server = SERVER.port(family, PORT);
         let to = Destinations { net: server.ip(), prefix: 255, ports: PORT..=PORT };
-        let f = Forwarder::taker(&lab.forwarder, to, policy, false);
+        let f = Forwarder::taker_with(&lab.forwarder, to, policy, false, handshake);
         let mut capture = Capture::start(&lab.forwarder);
         capture.checked = true;
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
@@ -107,7 +107,7 @@ impl Hand {
     }
 
     /// Sends a SYN. Returns the number of the answer, whose headers are checked.
-    fn ask(&mut self, syn: &Packet) -> u32 {
+    pub(crate) fn ask(&mut self, syn: &Packet) -> u32 {
         let before = self.capture.count(|s| s.is("f0", true) && s.has(SYN_ACK));
         self.plain(syn);
         let answer = self.capture.wait_nth("an answer", before, |s| s.is("f0", true) && s.has(SYN_ACK));
@@ -117,7 +117,7 @@ impl Hand {
         answer.p.seq
     }
 
-    fn open(&mut self) -> Open {
+    pub(crate) fn open(&mut self) -> Open {
         self.open_with(&self.syn())
     }
 
@@ -132,7 +132,7 @@ impl Hand {
     }
 
     /// Sends data, in the tunnel or not, and gets an answer to it in the tunnel.
-    fn exchange(&mut self, open: &mut Open, plain: bool) {
+    pub(crate) fn exchange(&mut self, open: &mut Open, plain: bool) {
         let data = self.says(open.seq, open.ack, b"question");
         if plain {
             self.plain(&data)
@@ -155,7 +155,7 @@ impl Hand {
         self.tunnelled(&self.says(open.seq, open.ack, b""));
     }
 
-    fn works(&mut self, open: &mut Open) {
+    pub(crate) fn works(&mut self, open: &mut Open) {
         self.exchange(open, false);
     }
 
@@ -183,7 +183,7 @@ impl Hand {
 }
 
 pub(crate) fn each(test: impl Fn(Hand)) {
-    Family::BOTH.into_iter().for_each(|family| test(Hand::new(family, by_hand())));
+    Family::BOTH.into_iter().for_each(|family| test(Hand::new(family, by_hand(), TpotHandshake::Basic)));
 }
 
 /// Each state of a connection, one after the other.

@@ -6,6 +6,7 @@ mod capture;
 mod dissector;
 mod hand;
 mod packets;
+mod pipelined;
 mod router;
 mod switches;
 mod wire;

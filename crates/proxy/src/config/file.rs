@@ -25,7 +25,7 @@ use crate::{
     target::Target,
     users::Users,
 };
-use longsplice_engine::Policy;
+use longsplice_engine::{Policy, TpotHandshake};
 use serde::{Deserialize, de::MapAccess};
 use std::{
     collections::BTreeMap,
@@ -121,7 +121,7 @@ struct Listener {
     inside: Option<Spanned<Inside>>,
     listen: Spanned<Parsed<Listen>>,
     target: Option<Spanned<Parsed<Target>>>,
-    handshake: Option<Spanned<PlugHandshake>>,
+    handshake: Option<Spanned<RawHandshake>>,
     users: Option<Spanned<BTreeMap<String, String>>>,
     users_file: Option<Spanned<PathBuf>>,
     via: Option<Spanned<String>>,
@@ -160,6 +160,17 @@ enum Inside {
     Bytes,
     Http,
     Tls,
+}
+
+/// The first two are those of plugs, the others those of intercepted connections.
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "kebab-case")]
+enum RawHandshake {
+    Proxy,
+    EndToEnd,
+    Basic,
+    Pipelined,
+    Confirm,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -312,6 +323,7 @@ impl SourceFile<'_> {
         let span = spanned.span();
         let mut raw = spanned.into_inner();
         let intercepts = self.inside(&mut raw)?;
+        let (of_plug, of_tpot) = self.handshake(&raw, intercepts)?;
         let listen = raw.listen.into_inner().0.0;
         let of_http = [
             raw.via.as_ref().map(Spanned::span),
@@ -338,10 +350,6 @@ impl SourceFile<'_> {
         }
         if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
-        }
-        if let (Some(handshake), true) = (&raw.handshake, raw.protocol != Name::Plug) {
-            let cure = "only plugs know the target before the client's SYN: remove the key, or use protocol = \"plug\"";
-            return Err(self.wrong(handshake.span(), cure));
         }
         if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent | Name::Tpot) =
             (raw.route.first(), raw.protocol)
@@ -395,10 +403,7 @@ impl SourceFile<'_> {
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
-            (Name::Plug, Some(target)) => Protocol::Plug {
-                target: target.into_inner().0,
-                handshake: raw.handshake.map(Spanned::into_inner).unwrap_or_default(),
-            },
+            (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0, handshake: of_plug },
             (Name::Transparent, None) => Protocol::Transparent,
             (Name::Tpot, _) => Protocol::Tpot,
             (Name::Transparent, Some(target)) => {
@@ -411,12 +416,48 @@ impl SourceFile<'_> {
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
         listener.intercepts = intercepts;
+        listener.handshake = of_tpot;
         listener.rules = Rules::new(raw.rules.into_iter().map(rule).collect(), listener.rules.guarded);
         listener.policy = raw.policy.0;
         listener.limits = raw.limits.0;
         listener.proxy_protocol = proxy_protocol;
         listener.tap = raw.tap.map(|dir| self.path(&dir));
         Ok(listener)
+    }
+
+    /// Returns the handshakes of a plug, and of intercepted connections.
+    fn handshake(&self, raw: &Listener, intercepts: bool) -> Result<(PlugHandshake, TpotHandshake), ConfigError> {
+        let Some(handshake) = &raw.handshake else { return Ok(Default::default()) };
+        let (of_plug, of_tpot) = match handshake.get_ref() {
+            RawHandshake::Proxy => (Some(PlugHandshake::Proxy), None),
+            RawHandshake::EndToEnd => (Some(PlugHandshake::EndToEnd), None),
+            RawHandshake::Basic => (None, Some(TpotHandshake::Basic)),
+            RawHandshake::Pipelined => (None, Some(TpotHandshake::Pipelined)),
+            RawHandshake::Confirm => (None, Some(TpotHandshake::Confirm)),
+        };
+        let early = of_tpot.is_some_and(|handshake| handshake != TpotHandshake::Basic);
+        let header = raw.proxy_protocol.as_ref().filter(|p| p.get_ref().is_received());
+        let cure = match raw.protocol {
+            Name::Plug if of_plug.is_some() => return Ok((of_plug.unwrap_or_default(), TpotHandshake::Basic)),
+            Name::Plug => "a plug's handshake is \"proxy\" or \"end-to-end\"",
+            _ if !intercepts => {
+                "only plugs and intercepted connections know the server before the client's SYN: remove the key, \
+                 or use protocol = \"plug\" or \"tpot\""
+            }
+            _ if of_tpot.is_none() => {
+                "the handshake of intercepted connections is \"basic\", \"pipelined\" or \"confirm\""
+            }
+            Name::Tpot if early && header.is_some() => {
+                "the server is connected to before the client's PROXY header is read: remove `from`, or use \
+                 handshake = \"basic\""
+            }
+            Name::Tpot => return Ok((PlugHandshake::default(), of_tpot.unwrap_or_default())),
+            _ if early => {
+                "the rules need what the client sends after its handshake: remove the key, or use inside = \"bytes\""
+            }
+            _ => return Ok(Default::default()),
+        };
+        Err(self.wrong(handshake.span(), cure))
     }
 
     /// Returns whether the listener intercepts connections, and sets the protocol that is read inside of them.

@@ -57,6 +57,13 @@ pub(super) struct RawProxyProtocol {
     send: Option<Spanned<RawVersion>>,
 }
 
+impl RawProxyProtocol {
+    /// Whether clients may send a header.
+    pub(super) fn is_received(&self) -> bool {
+        !self.from.0.is_empty()
+    }
+}
+
 #[derive(Deserialize, Clone, Copy)]
 #[serde(rename_all = "kebab-case")]
 enum RawVersion {
