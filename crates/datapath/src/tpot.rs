@@ -232,7 +232,6 @@ impl Tpot {
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
         let ring = object.maps().find(|m| m.name() == "askings").expect("the object has it");
         let askings = Mutex::new(Askings::new(&ring).map_err(failed("ring of askings"))?);
-        drop(ring);
         let tpot = Tpot { object, config, rules: Mutex::default(), devices, links, lookup, askings, owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         tpot.follow()?;
