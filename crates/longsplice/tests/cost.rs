@@ -11,7 +11,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -29,22 +29,27 @@ const LOOKS: u64 = 1000;
 /// Connections of all tests that the kernel may reset; see [`ask`].
 const MOST_RESETS: usize = 2;
 
+/// The tests take turns: what one does would be counted by another, as wake-ups.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A client, a forwarder with a plug, and a server.
 struct Place {
     proxy: Running,
     pins: Pins,
     lab: Lab,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Place {
     fn new(serve: impl FnOnce(&Lab, SocketAddr), splice: &str) -> Place {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let server = topology::SERVER.port(Family::V4, PORT);
         serve(&lab, server);
         let plug = format!("{}={server}", Place::front());
         let arguments = ["--plug", &plug, "--splice", splice, "--log-format", "json"];
         let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
-        Place { proxy, pins: Pins::of(&lab.forwarder), lab }
+        Place { proxy, pins: Pins::of(&lab.forwarder), lab, _turn: turn }
     }
 
     fn front() -> SocketAddr {
