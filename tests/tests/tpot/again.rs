@@ -17,10 +17,24 @@ use longsplice_tests::{
     Forwarder, at_once, by_hand,
     packet::{Packet, flag},
 };
-use std::{io::Read, net::TcpListener, thread, time::Duration};
+use std::{
+    io::Read,
+    net::{TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
 
 const CONNECTIONS: u64 = 4;
 pub(crate) const TICK: Duration = Duration::from_millis(2);
+
+/// Bytes pass both ways, and the server closes first.
+pub fn serve_and_close(mut client: TcpStream, accepted: TcpStream) {
+    pass(&client, &accepted);
+    pass(&accepted, &client);
+    drop(accepted);
+    client.set_read_timeout(Some(PATIENCE)).expect("an option");
+    assert_eq!(client.read(&mut [0]).expect("the end"), 0);
+}
 
 /// The server closes first, and so does the proxy: the client has no TIME-WAIT, and may use its port at once.
 #[test]
@@ -37,19 +51,14 @@ fn a_port_is_used_again_at_once() {
         let mut script = Script::opener(1);
         script.local = Some(CLIENT.port(family, 4000));
         for n in 1..=CONNECTIONS {
-            let mut client = lab.client.run(|| connect(server, &script)).expect("connected");
+            let client = lab.client.run(|| connect(server, &script)).expect("connected");
             let (accepted, _) = listener.accept().expect("accept");
             if state == FlowState::Released {
                 f.wait_state(FlowState::Spliced);
                 f.command(Command::Release);
             }
             f.wait_state(state);
-            pass(&client, &accepted);
-            pass(&accepted, &client);
-            drop(accepted);
-            client.set_read_timeout(Some(PATIENCE)).expect("an option");
-            assert_eq!(client.read(&mut [0]).expect("the end"), 0);
-            drop(client);
+            serve_and_close(client, accepted);
             f.ended(n as usize);
             // TIME-WAIT tells a new SYN by its number or timestamp. Numbers may have run ahead of their clock, which does not
             // matter once the clock of timestamps has ticked (1 ms; RFC 6191).

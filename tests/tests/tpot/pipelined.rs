@@ -6,7 +6,6 @@ use super::{
     dial, everywhere,
     hand::{Hand, ISN, Open, SYN_ACK},
     packets::option,
-    wire::pass,
 };
 use longsplice_engine::TpotHandshake;
 use longsplice_lab::{
@@ -379,14 +378,9 @@ fn a_port_is_used_again() {
         let mut script = Script::opener(1);
         script.local = Some(CLIENT.port(family, 4000));
         for n in 1..=CONNECTIONS {
-            let mut client = lab.client.run(|| connect(server, &script)).expect("connected");
+            let client = lab.client.run(|| connect(server, &script)).expect("connected");
             let (accepted, _) = listener.accept().expect("accept");
-            pass(&client, &accepted);
-            pass(&accepted, &client);
-            drop(accepted);
-            client.set_read_timeout(Some(PATIENCE)).expect("an option");
-            assert_eq!(client.read(&mut [0]).expect("the end"), 0);
-            drop(client);
+            super::again::serve_and_close(client, accepted);
             f.ended(n as usize);
             thread::sleep(super::again::TICK);
         }
