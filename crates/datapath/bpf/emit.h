@@ -23,7 +23,7 @@ __noinline int emit_local(struct __sk_buff *skb, int touched)
 		return TCX_DROP;
 	if (touched && (rewrite_ip(skb, 0, sc->ttl) || bpf_skb_store_bytes(skb, 0, sc->mac, 12, 0)))
 		return drop(V_REWRITE_FAILED);
-	if (rewrite_tcp(skb, 0, touched ? (__u32)sc->t.rport | (__u32)sc->t.lport << 16 : 0) || trim(skb, sc->p.l.keep))
+	if (rewrite_tcp(skb, 0, touched ? (__u32)sc->t.rport | (__u32)sc->t.lport << 16 : 0) || trim(skb, sc->p.l.keep, 1))
 		return drop(V_REWRITE_FAILED);
 	count(touched ? V_BOTH : V_LOCAL);
 	return TCX_NEXT;
@@ -49,7 +49,7 @@ __noinline int emit_forward(struct __sk_buff *skb, int clone)
 		return drop(V_REWRITE_FAILED);
 	if (clone)
 		return bpf_clone_redirect(skb, sc->ifindex, 0);
-	if (trim(skb, sc->p.f.keep))
+	if (trim(skb, sc->p.f.keep, 0))
 		return drop(V_REWRITE_FAILED);
 	return bpf_redirect(sc->ifindex, 0);
 }

@@ -8,6 +8,7 @@
 
 #include "step.h"
 #include "sum.h"
+#include "tail.h"
 #include "table.h"
 #include "verdict.h"
 
@@ -276,7 +277,7 @@ static __always_inline void unclone(struct __sk_buff *skb, const struct frame *f
 /* Cut off the padding, count the packet and send it. */
 static __always_inline int forwarded(struct __sk_buff *skb, const struct frame *f, const struct via *v)
 {
-	if (f->ip_len < f->len && bpf_skb_change_tail(skb, ETH_LEN + f->ip_len, 0)) /* padding belongs to one link */
+	if (f->ip_len < f->len && cut_off(skb, ETH_LEN + f->ip_len, 0)) /* padding belongs to one link */
 		return drop(V_REWRITE_FAILED);
 	count_only(V_FORWARDED);
 	return leave_by(v);

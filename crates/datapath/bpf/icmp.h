@@ -51,7 +51,7 @@ __noinline int answer_too_big(struct __sk_buff *skb, __u32 mtu)
 	count(V_OVERSIZE);
 	l3 = sc->v6 ? 40 : 20;
 	if (bpf_skb_load_bytes(skb, 0, sc->mac, 12) ||
-	    bpf_skb_change_tail(skb, ETH_LEN + l3 + 20, 0) || bpf_skb_adjust_room(skb, l3 + 8, BPF_ADJ_ROOM_MAC, 0))
+	    cut_off(skb, ETH_LEN + l3 + 20, 0) || bpf_skb_adjust_room(skb, l3 + 8, BPF_ADJ_ROOM_MAC, 0))
 		return TCX_DROP;
 	__builtin_memcpy(sc->hop, sc->mac + 6, 6);
 	__builtin_memcpy(sc->hop + 6, sc->mac, 6);
@@ -137,7 +137,8 @@ __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 		return drop(V_OVERSIZE);
 	count(V_CUT);
 	sc->s.flags &= ~TH_FIN;
-	return trim(skb, mtu - used) ? drop(V_REWRITE_FAILED) : 0;
+	/* with zeros behind the IP packet, the link would still drop it */
+	return trim(skb, mtu - used, 0) || skb->len > ETH_LEN + sc->pkt_len ? drop(V_REWRITE_FAILED) : 0;
 }
 
 /* Parse an ICMP error about a TCP segment. Sets sc->t to the leg where the quoted segment has left, sc->l3 to the IP header,

@@ -6,6 +6,7 @@
 #define LONGSPLICE_REWRITE_H
 
 #include "parse.h"
+#include "tail.h"
 
 /* Edit the SACK edges and timestamps of the TCP header in sc->new. */
 static __always_inline void edit_options(struct scratch *sc, const struct edit *e)
@@ -213,12 +214,12 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 /* Cut off padding behind the IP packet, which belongs to the link where it arrived. After rewrite_ip(). */
 static __always_inline int trim_padding(struct __sk_buff *skb, const struct scratch *sc)
 {
-	return skb->len > ETH_LEN + sc->pkt_len && bpf_skb_change_tail(skb, ETH_LEN + sc->pkt_len, 0);
+	return skb->len > ETH_LEN + sc->pkt_len && cut_off(skb, ETH_LEN + sc->pkt_len, 0);
 }
 
-/* Cut the payload to `keep` bytes. The checksum covers the length and the bytes that are cut off. Returns 0, or a negative
- * number. */
-__noinline int trim(struct __sk_buff *skb, __u32 keep)
+/* Cut the payload to `keep` bytes. The checksum covers the length and the bytes that are cut off. to_socket: as cut_off().
+ * Returns 0, or a negative number. */
+__noinline int trim(struct __sk_buff *skb, __u32 keep, __u32 to_socket)
 {
 	struct scratch *sc = scratch();
 	__u32 l4, cut, len, i, at;
@@ -273,7 +274,7 @@ __noinline int trim(struct __sk_buff *skb, __u32 keep)
 	}
 	sc->pkt_len = len;
 	sc->s.len = keep;
-	return bpf_skb_change_tail(skb, ETH_LEN + len, 0);
+	return cut_off(skb, ETH_LEN + len, to_socket);
 }
 
 #endif

@@ -572,7 +572,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	if (p->l.seq == sc->s.seq && p->l.ack == sc->s.ack && p->l.keep == sc->s.len && p->l.win == sc->s.win &&
 	    p->l.flags == sc->s.flags && (!sc->s.has_ts || p->l.tsval == sc->s.tsval))
 		return TCX_NEXT;
-	if (rewrite_tcp(skb, 0, 0) || trim(skb, p->l.keep))
+	if (rewrite_tcp(skb, 0, 0) || trim(skb, p->l.keep, 0))
 		return drop(V_REWRITE_FAILED);
 	return TCX_NEXT;
 }

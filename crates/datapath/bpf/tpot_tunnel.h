@@ -3,9 +3,9 @@
 #ifndef LONGSPLICE_TPOT_TUNNEL_H
 #define LONGSPLICE_TPOT_TUNNEL_H
 
-#include <asm-generic/errno.h>
 #include "kernel.h"
 #include "mark.h"
+#include "tail.h"
 #include "tpot_packet.h"
 
 #define ECN_BITS 3
@@ -36,9 +36,14 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct packe
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO |
 		      (p->v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
-	__u32 len = skb->len - p->l3;
+	__u32 len;
+	__u16 said;
 	int r;
 
+	/* what follows the IP packet stays outside of the tunnel's */
+	if (bpf_skb_load_bytes(skb, p->l3 + (p->v6 ? 4 : 2), &said, 2))
+		return drop(T_FAILED);
+	len = !said ? skb->len - p->l3 : bpf_ntohs(said) + (p->v6 ? sizeof(struct ipv6hdr) : 0);
 	r = bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, flags);
 	/* A packet that was decapsulated here counts as encapsulated until Linux 7.1 or so, with the right inner header. */
 	if (r == -EALREADY)
@@ -126,7 +131,7 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 		th.check = ~fold(sum);
 	else
 		th.check = fold(bpf_csum_diff(NULL, 0, (__be32 *)&th, sizeof(th), sum));
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(th), 0) || bpf_skb_store_bytes(skb, p->l4, &th, sizeof(th), 0))
+	if (cut_off(skb, p->l4 + sizeof(th), 0) || bpf_skb_store_bytes(skb, p->l4, &th, sizeof(th), 0))
 		return TCX_DROP;
 	if (turn_ip(skb, p, sizeof(th)) || (outer && turn_ip(skb, outer, p->l3_len + sizeof(th))))
 		return TCX_DROP;

@@ -335,7 +335,9 @@ fn a_trace_shows_segments_as_they_came_and_as_they_left() {
                     (seq.wrapping_add(word(path, "seq_add")), ack.wrapping_add(word(path, "ack_add")), len, flags);
                 assert!(is_verdict(s, "forwarded") && s["from"] == "host" && s["to_socket"].is_null(), "{s}");
                 assert_eq!(numbers(&s["to_host"]), there, "{s}");
-                assert_eq!(seq, next, "in order: {s}");
+                // A delayed acknowledgement is sent from another processor, and may pass after the data written next.
+                let late = next.wrapping_sub(seq);
+                assert!(late == 0 || (len == 0 && late <= 1000), "in order: {s}, not {next}");
                 next = next.wrapping_add(len);
             }
             assert!(of_leg.filter(|s| s["came"]["len"] == 1000).count() > 5, "{segments:?}");
