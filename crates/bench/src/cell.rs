@@ -187,6 +187,8 @@ pub enum Middle {
     Once,
     /// longsplice with its default policy.
     Default,
+    /// longsplice, whose clients shake hands with the server; plugs only.
+    EndToEnd,
     /// HAProxy; not with SOCKS.
     Haproxy,
 }
@@ -199,13 +201,18 @@ impl Middle {
             Middle::Copied => "copied",
             Middle::Once => "spliced at once",
             Middle::Default => "default policy",
+            Middle::EndToEnd => "end to end",
             Middle::Haproxy => "HAProxy",
         }
     }
 
     /// Whether it can take part in this cell.
     pub fn serves(self, cell: &Cell) -> bool {
-        self != Middle::Haproxy || cell.protocol != Protocol::Socks
+        match self {
+            Middle::EndToEnd => cell.protocol == Protocol::Plug,
+            Middle::Haproxy => cell.protocol != Protocol::Socks,
+            _ => true,
+        }
     }
 }
 

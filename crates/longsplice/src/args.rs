@@ -150,7 +150,7 @@ pub struct RunArgs {
     pub peer: Vec<String>,
 
     /// When to splice: never, at once, or after this many bytes were copied, both directions
-    /// together [default: 262144, from which on splicing takes less time than copying].
+    /// together [default: 65536, from which on splicing takes less time than copying].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<SpliceWhen>,
 
@@ -474,7 +474,7 @@ fn parse_state(text: &str) -> Result<FlowState, String> {
 /// End of the man page: everything except flags and configuration keys.
 pub const MAN_TAIL: &str = r#".SH EXAMPLES
 .TP
-SOCKS on one address, spliced after 256 KiB:
+SOCKS on one address, spliced after 64 KiB:
 longsplice run \-\-socks5 192.0.2.1:1080
 .TP
 HTTP, with CONNECT:

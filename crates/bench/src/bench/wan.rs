@@ -37,7 +37,8 @@ pub const ROUNDS: usize = 3;
 /// Number of requests measured on each warm connection.
 const REQUESTS: usize = 3;
 /// All subjects, in the order of tables.
-const ALL: [Middle; 5] = [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::Haproxy];
+const ALL: [Middle; 6] =
+    [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::EndToEnd, Middle::Haproxy];
 
 /// Measures the chosen parts.
 pub fn measure(bench: &Bench, args: &WanArgs) -> Result<WanResults> {

@@ -44,7 +44,7 @@ const INTERIM_MAX: u32 = 32;
 /// bytes of chunk framing.
 const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
 
-/// Number of bytes still to come from which a splice may pay, if it is left to us.
+/// Number of bytes still to come from which a splice may pay.
 const LEAST_TO_COME: u64 = 16 * 1024;
 /// Size of a body from which the engine copies it for less than we do, through pipes, so that a failed attempt does no harm.
 const LONG: u64 = 512 * 1024;
@@ -346,7 +346,7 @@ impl<'a> Exchange<'a> {
                 && !up.copy
                 && down.body.is_none()
                 && is_worth(*bodies, up.body.ahead())
-                && is_to_come(*bodies, up.body.ahead(), &client.leg)
+                && is_to_come(up.body.ahead(), &client.leg)
             {
                 *ahead = true;
                 return Poll::Ready(Ok(()));
@@ -560,7 +560,7 @@ impl<'a> Exchange<'a> {
             self.refusal = Some(Refusal::Filter);
             return false;
         }
-        is_to_come(self.bodies, body.ahead(), &self.server.leg)
+        is_to_come(body.ahead(), &self.server.leg)
     }
 
     fn begin(&mut self, reply: &Response, close: bool) {
@@ -657,16 +657,15 @@ fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     let ahead = ahead.unwrap_or(u64::MAX);
     match bodies {
         SpliceWhen::Never => false,
-        SpliceWhen::AtOnce => ahead > 0,
+        SpliceWhen::AtOnce => ahead >= LEAST_TO_COME,
         SpliceWhen::AfterBytes(n) => ahead >= n.max(1),
         _ => false,
     }
 }
 
 /// Whether enough of this content is still to come: what the socket holds has to be copied anyway. Or it is long.
-fn is_to_come(bodies: SpliceWhen, ahead: Option<u64>, from: &Leg) -> bool {
-    let least = if bodies == SpliceWhen::AtOnce { 1 } else { LEAST_TO_COME };
-    ahead.is_none_or(|ahead| ahead >= LONG || ahead >= u64::from(from.unread()) + least)
+fn is_to_come(ahead: Option<u64>, from: &Leg) -> bool {
+    ahead.is_none_or(|ahead| ahead >= LONG || ahead >= u64::from(from.unread()) + LEAST_TO_COME)
 }
 
 /// Returns the answer to a malformed request.
@@ -692,11 +691,8 @@ mod tests {
         while u64::from(leg.unread()) < COME {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let worth = |bodies, ahead| is_to_come(bodies, ahead, &leg);
-        assert!(!worth(SpliceWhen::AtOnce, Some(COME)), "nothing is left to forward");
-        assert!(worth(SpliceWhen::AtOnce, Some(COME + 1)));
-        let some = SpliceWhen::AfterBytes(1);
-        assert!(!worth(some, Some(COME + LEAST_TO_COME - 1)) && worth(some, Some(COME + LEAST_TO_COME)));
-        assert!(worth(some, None), "nobody knows how much will come");
+        let worth = |ahead| is_to_come(ahead, &leg);
+        assert!(!worth(Some(COME + LEAST_TO_COME - 1)) && worth(Some(COME + LEAST_TO_COME)));
+        assert!(worth(None), "nobody knows how much will come");
     }
 }

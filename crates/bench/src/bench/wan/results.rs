@@ -9,6 +9,7 @@ use super::super::{
 };
 use super::{ALL, LIMIT};
 use crate::cell::{Cell, Middle};
+use longsplice_engine::Policy;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -303,8 +304,9 @@ impl WanResults {
         }
         format!(
             " Of the bytes sent to a near host by a far one, or over 2 ms at most, it splices {:.2}: all but the first \
-             256 KB of each connection that is not HTTP.",
-            spliced / all
+             {} KB of each connection that is not HTTP.",
+            spliced / all,
+            Policy::PAYS_FROM / 1024
         )
     }
 

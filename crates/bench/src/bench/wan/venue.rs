@@ -131,7 +131,7 @@ impl Venue {
     /// Waits until at least `count` records follow after `from` in longsplice's access log, and returns them; fewer if
     /// they do not come in time. None for other programs.
     pub fn records(&self, from: u64, count: usize) -> Vec<Record> {
-        if !matches!(self.middle, Middle::Copied | Middle::Once | Middle::Default) {
+        if matches!(self.middle, Middle::Routed | Middle::Haproxy) {
             return Vec::new();
         }
         let read = || {
@@ -222,14 +222,19 @@ fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Option<ChildGuard>> {
 
 /// The configuration of longsplice: a plug, SOCKS and a reverse proxy, each for both IP versions.
 pub fn longsplice_config(middle: Middle) -> String {
-    let policy = if middle == Middle::Once { "policy = { path = \"any\" }\n" } else { "" };
+    let policy = match middle {
+        Middle::Once => "policy = { path = \"any\" }\n",
+        Middle::EndToEnd => "policy = { splice = \"at-once\" }\n",
+        _ => "",
+    };
+    let handshake = if middle == Middle::EndToEnd { "handshake = \"end-to-end\"\n" } else { "" };
     let mut text = String::new();
     for family in Family::BOTH {
         let own = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
         let server = topology::SERVER.port(family, PORT);
         let pool = format!("{family:?}").to_lowercase();
         for (port, rest) in [
-            (PORT, format!("protocol = \"plug\"\ntarget = \"{server}\"\n")),
+            (PORT, format!("protocol = \"plug\"\ntarget = \"{server}\"\n{handshake}")),
             (SOCKS_PORT, "protocol = \"socks5\"\n".to_owned()),
             (HTTP_PORT, format!("protocol = \"http\"\nroute = [{{ pool = \"{pool}\" }}]\n")),
         ] {
@@ -278,6 +283,7 @@ mod tests {
         assert_eq!(config.matches("[[listener]]").count(), 6);
         assert_eq!(config.matches("path = \"any\"").count(), 6, "{config}");
         assert!(!longsplice_config(Middle::Default).contains("any"));
+        assert_eq!(longsplice_config(Middle::EndToEnd).matches("end-to-end").count(), 2, "plugs only");
         assert_eq!(haproxy_config().matches("bind").count(), 4);
     }
 }
