@@ -53,6 +53,8 @@ pub struct Leg {
     pub(crate) speaks_first: bool,
     /// Size of the receive buffer before it was limited; see [`Leg::clamp`].
     clamped: Option<usize>,
+    /// Whether the host was near when its path was last measured: a small window does not slow it down.
+    is_near: bool,
     /// Whether the host is held back; see [`Leg::hold_back`].
     held_back: bool,
     /// Size of the send buffer before it was limited; see [`Leg::limit_outstanding`].
@@ -81,6 +83,7 @@ impl Leg {
             early: Mutex::default(),
             speaks_first: false,
             clamped: None,
+            is_near: false,
             held_back: false,
             buffered: None,
             keeps_alive: false,
@@ -185,8 +188,8 @@ impl Leg {
     /// any other, the first byte of the request has to be written on its own.
     #[doc(hidden)]
     pub fn clamp(&mut self) {
-        let is_near = self.path_facts().min_rtt.is_some_and(|rtt| rtt <= NEAR);
-        if let (true, Socket::Live(s)) = (is_near, &self.socket) {
+        self.path_facts();
+        if let (true, Socket::Live(s)) = (self.is_near, &self.socket) {
             self.clamped = limit_unread(s.get(), FIRST_WINDOW).ok(); // on failure, more is copied
         }
     }
@@ -283,8 +286,15 @@ impl Leg {
     }
 
     /// Returns what the socket knows of the path to the host; the default if there is no socket.
-    pub(crate) fn path_facts(&self) -> PathFacts {
-        self.descriptor().and_then(|fd| path_facts(fd).ok()).unwrap_or_default()
+    pub(crate) fn path_facts(&mut self) -> PathFacts {
+        let facts = self.descriptor().and_then(|fd| path_facts(fd).ok()).unwrap_or_default();
+        self.is_near = facts.min_rtt.is_some_and(|rtt| rtt <= NEAR);
+        facts
+    }
+
+    /// Returns whether a small window does not slow the host down, as its path was last measured.
+    pub(crate) fn is_near(&self) -> bool {
+        self.is_near
     }
 
     /// Returns the number of bytes from the host that wait to be read.
@@ -436,6 +446,7 @@ impl Parked {
             early: Mutex::default(),
             speaks_first: false,
             clamped: None,
+            is_near: false,
             held_back: false,
             buffered: None,
             keeps_alive: false,

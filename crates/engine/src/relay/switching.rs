@@ -32,7 +32,7 @@ impl Relay {
                 None
             }
             Action::Measure => {
-                let mut facts = self.legs.each_ref().map(Leg::path_facts);
+                let mut facts = Pair::from_fn(|side| self.legs[side].path_facts());
                 if core::needs_queues(&facts) {
                     facts.iter_mut().zip(self.legs.iter()).for_each(|(facts, leg)| facts.unread = leg.unread());
                 }
@@ -170,11 +170,13 @@ impl Relay {
     }
 
     /// Has the parked sockets accept as many bytes as their hosts were promised. At the end of a message, the data path takes
-    /// that back. `at`: where it has taken the flow back.
+    /// that back. A host that is near then keeps the small window, with which little of its next message is ahead of a splice; one
+    /// that is far would lose a round trip. `at`: where the data path has taken the flow back.
     fn make_room(&mut self, promised: Option<Pair<u32>>, at: Option<&Switched>) {
         let Some(promised) = promised else { return };
-        for from in Side::BOTH.into_iter().filter(|from| !at.is_some_and(|at| self.core.has_passed(*from, at))) {
-            if promised[from] > USUAL_WINDOW {
+        for from in Side::BOTH {
+            let stays_small = self.legs[from].is_near() && at.is_some_and(|at| self.core.has_passed(from, at));
+            if !stays_small && promised[from] > USUAL_WINDOW {
                 self.legs[from].make_room(promised[from]);
             }
         }
