@@ -462,6 +462,50 @@ fn bodies_that_are_copied_cost_no_more_where_others_would_be_spliced() {
     assert!(calls[1] <= calls[0] * 1.25 + 1.0, "{calls:?}");
 }
 
+/// The window that the client's host was last told, in bytes.
+fn window_of_client(lab: &Lab) -> usize {
+    let sockets = lab.client.execute("ss", &["-tinH"]).unwrap();
+    let window = sockets.split_whitespace().find_map(|word| word.strip_prefix("snd_wnd:")?.parse().ok());
+    window.unwrap_or_else(|| panic!("no window: {sockets}"))
+}
+
+/// After a spliced body, a far client keeps the window that it was promised, so that the next body does not have to wait for a
+/// larger one.
+#[test]
+#[ignore = "root"]
+fn a_far_client_keeps_its_window() {
+    const BODY: usize = 2_000_000;
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let far = Impair { delay: Duration::from_millis(10), ..Impair::NONE };
+    let _far = [LinkDirection::FromClient, LinkDirection::ToClient].map(|way| lab.impair(way, far).unwrap());
+    let (tell, _told) = mpsc::channel();
+    Family::BOTH.iter().for_each(|family| serve(&lab, *family, &tell));
+    for family in Family::BOTH {
+        let proxy = FORWARDER_TO_CLIENT.port(family, PROXY);
+        let pins = Pins::of(&lab.forwarder);
+        let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
+        let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        let mut client = lab.client.run(|| TcpStream::connect(proxy)).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut replies = BufReader::new(client.try_clone().unwrap());
+        for seed in 0..3 {
+            let ask = Ask { port: PORTS[0], seed, head_only: false, up: None, down: (Framing::Exact, 10) };
+            let host = SERVER.port(family, ask.port);
+            let head_of_it =
+                format!("PUT http://{host}{} HTTP/1.1\r\nHost: {host}\r\nX-Length: {BODY}\r\n", ask.path());
+            let mut random = SmallRng::seed_from_u64(seed);
+            client.write_all(&message(head_of_it, Framing::Exact, &body(seed + 1, BODY), &mut random)).unwrap();
+            let lines = head(&mut replies).unwrap().unwrap();
+            expect(&mut replies, &lines, false, seed, 10).unwrap();
+        }
+        let window = window_of_client(&lab);
+        drop((client, replies));
+        let records = program.end(&pins);
+        assert!(records[0]["spliced_up"].as_u64() > Some(1_000_000), "{records:?}");
+        assert!(window > 300_000, "{family:?}: {window}");
+    }
+}
+
 #[test]
 #[ignore = "root"]
 fn by_default_large_bodies_are_spliced() {
