@@ -1,4 +1,4 @@
-//! The cells of `longsplice-bench wan`: what is transferred, over which path, and by whom.
+//! The cells of `longsplice-bench wan` and `tpot`: what is transferred, over which path, and by whom.
 
 use clap::ValueEnum;
 use longsplice_lab::Family;
@@ -189,9 +189,23 @@ pub enum Middle {
     Default,
     /// HAProxy; not with SOCKS.
     Haproxy,
+    /// longsplice as a translucent proxy, copying: it connects to the server after its handshake with the client.
+    #[value(skip)]
+    TpotBasic,
+    /// The same, but it connects on the client's SYN.
+    #[value(skip)]
+    TpotPipelined,
+    /// The same, splicing before the first byte.
+    #[value(skip)]
+    TpotSpliced,
 }
 
 impl Middle {
+    /// The subjects of `wan`, in the order of tables.
+    pub const WAN: [Middle; 5] = [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::Haproxy];
+    /// Those of `tpot`.
+    pub const TPOT: [Middle; 4] = [Middle::Routed, Middle::TpotBasic, Middle::TpotPipelined, Middle::TpotSpliced];
+
     /// Title in tables.
     pub fn title(self) -> &'static str {
         match self {
@@ -200,12 +214,24 @@ impl Middle {
             Middle::Once => "spliced at once",
             Middle::Default => "default policy",
             Middle::Haproxy => "HAProxy",
+            Middle::TpotBasic => "basic, copied",
+            Middle::TpotPipelined => "pipelined, copied",
+            Middle::TpotSpliced => "pipelined, spliced",
         }
+    }
+
+    /// Whether it is a translucent proxy.
+    pub fn is_translucent(self) -> bool {
+        matches!(self, Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotSpliced)
     }
 
     /// Whether it can take part in this cell.
     pub fn serves(self, cell: &Cell) -> bool {
-        self != Middle::Haproxy || cell.protocol != Protocol::Socks
+        match cell.protocol {
+            Protocol::Plug => true,
+            Protocol::Socks => self != Middle::Haproxy && !self.is_translucent(),
+            Protocol::Http => !self.is_translucent(),
+        }
     }
 }
 
