@@ -8,6 +8,7 @@ mod hand;
 mod packets;
 mod pipelined;
 mod router;
+mod simultaneous;
 mod switches;
 mod wire;
 
