@@ -84,9 +84,8 @@ fn r49_the_server_comes_first() {
     for family in Family::BOTH {
         let (lab, asker) = network(family);
         let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
-        let late = format!(
-            "table inet late {{ chain c {{ type filter hook output priority 0; tcp flags & (syn | ack) == (syn | ack) tcp sport {PORT} drop; }}; }}"
-        );
+        let answers = format!("tcp flags & (syn | ack) == (syn | ack) tcp sport {PORT} drop");
+        let late = format!("table inet late {{ chain c {{ type filter hook output priority 0; {answers}; }}; }}");
         lab.forwarder.execute("nft", &[&late]).expect("a rule");
         let (client, server) = thread::scope(|s| {
             let client = s.spawn(|| from_client(&lab, family));
