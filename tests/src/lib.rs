@@ -182,9 +182,9 @@ impl Forwarder {
     }
 
     /// The same in the caller's network namespace, asking for another one.
-    pub fn taker_here(to: Destinations, policy: Policy) -> Forwarder {
+    pub fn taker_here(to: Destinations, policy: Policy, handshake: TpotHandshake) -> Forwarder {
         let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
-        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true, TpotHandshake::Basic))
+        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true, handshake))
     }
 
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are

@@ -2,7 +2,7 @@
 
 use crate::{Forwarder, at_once, by_hand, everywhere};
 use longsplice_datapath::testing::stop_released;
-use longsplice_engine::{Command, FlowState, Policy, Trigger};
+use longsplice_engine::{Command, FlowState, Policy, TpotHandshake, Trigger};
 use longsplice_lab::{Lab, Namespace, process::wait_for};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
@@ -34,6 +34,12 @@ fn policy(name: &str) -> Policy {
     }
 }
 
+/// Returns the handshake with this name.
+fn handshake(name: &str) -> TpotHandshake {
+    let all = [TpotHandshake::Basic, TpotHandshake::Pipelined, TpotHandshake::Confirm];
+    all.into_iter().find(|handshake| format!("{handshake:?}") == name).unwrap_or_else(|| panic!("no such one: {name}"))
+}
+
 /// The test's handle of a forwarding process. The process is killed on drop.
 pub struct Process {
     child: Child,
@@ -50,7 +56,12 @@ impl Process {
     /// The same, but it intercepts the connections of hosts that ask for a proxy ([`Forwarder::taker`]), and asks for another
     /// one: to `target`, of all addresses of its family.
     pub fn taker(at: &Namespace, target: SocketAddr, policy: &str) -> Process {
-        Process::with_role(at, &format!("{TAKER} {target} {policy}"))
+        Process::taker_with(at, target, policy, TpotHandshake::Basic)
+    }
+
+    /// The same with another handshake.
+    pub fn taker_with(at: &Namespace, target: SocketAddr, policy: &str, handshake: TpotHandshake) -> Process {
+        Process::with_role(at, &format!("{TAKER} {target} {policy} {handshake:?}"))
     }
 
     fn with_role(at: &Namespace, role: &str) -> Process {
@@ -132,7 +143,7 @@ pub fn serve() {
     let words: Vec<&str> = role.split(' ').collect();
     let (target, policy) = (words[1].parse().expect("an address"), policy(words[2]));
     let f = match words[0] {
-        TAKER => Forwarder::taker_here(everywhere(target), policy),
+        TAKER => Forwarder::taker_here(everywhere(target), policy, handshake(words[3])),
         listen => Forwarder::here(listen.parse().expect("an address"), target, policy),
     };
     let talk = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().expect("stdin"));
@@ -144,6 +155,9 @@ pub fn serve() {
         match what {
             "ls" => f.splicer.flows().iter().for_each(|flow| {
                 writeln!(answer, "{} {:?}", flow.client.port(), flow.state).expect("the test listens");
+            }),
+            "legs" => f.splicer.datapath().expect("kernel path").legs().iter().for_each(|leg| {
+                writeln!(answer, "{leg:?}").expect("the test listens");
             }),
             "counters" => f.verdicts().iter().for_each(|v| writeln!(answer, "{v:?}").expect("the test listens")),
             "splice" => f.command(Command::Splice),

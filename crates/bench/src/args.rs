@@ -66,12 +66,12 @@ pub enum Show {
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything but million and wan]. If only a part is measured, results are written only
-    /// with --out; `million`, and `wan` with its default cells, always write to files of their own.
+    /// What to measure [default: everything but million, wan and tpot]. If only a part is measured, results are written
+    /// only with --out; `million`, and `wan` and `tpot` with their default cells, always write to files of their own.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<Measurement>,
 
-    /// Number of rounds to take the median of [default: 5; for wan 3].
+    /// Number of rounds to take the median of [default: 5; for wan and tpot 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
 
@@ -97,19 +97,19 @@ pub struct BenchArgs {
     #[arg(long, conflicts_with = "what")]
     pub readme: bool,
 
-    /// What `wan` measures.
+    /// What `wan` and `tpot` measure.
     #[command(flatten)]
     pub wan: WanArgs,
 }
 
-/// What `wan` measures.
+/// What `wan` and `tpot` measure.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Options of wan")]
+#[command(next_help_heading = "Options of wan and tpot")]
 pub struct WanArgs {
     /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), or half at each (b100).
     ///
-    /// With this flag or one of those up to --ip, `wan` measures all combinations of their values, and c100, 1m, bbr, 0, plug,
-    /// down and v4 for those that are left out. Without any of them, it measures a selection in which each varies.
+    /// With this flag or one of those up to --ip, all combinations of their values are measured, and c100, 1m, bbr, 0, plug,
+    /// down and v4 for those that are left out. Without any of them, a selection is measured.
     #[arg(long, value_name = "PLACE,...", value_delimiter = ',')]
     pub rtt: Vec<Distance>,
 
@@ -125,7 +125,7 @@ pub struct WanArgs {
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = parse_loss)]
     pub loss: Vec<f64>,
 
-    /// Protocols between client and proxy.
+    /// Protocols between client and proxy; `tpot` has only plug, which stands for its connections.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub proto: Vec<Protocol>,
 
@@ -137,11 +137,11 @@ pub struct WanArgs {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub ip: Vec<IpVersion>,
 
-    /// What to compare [default: everything].
+    /// What `wan` compares [default: everything].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub subjects: Vec<Middle>,
 
-    /// Parts to measure [default: all; only the cells if some are chosen].
+    /// Parts of `wan` to measure [default: all; only the cells if some are chosen].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub parts: Vec<WanPart>,
 }
@@ -182,10 +182,15 @@ impl WanArgs {
         self.subjects.is_empty() || self.subjects.contains(&middle)
     }
 
-    /// The cells to measure.
+    /// The cells to measure with `wan`.
     pub fn cells(&self) -> Vec<Cell> {
+        self.chosen().unwrap_or_else(Cell::defaults)
+    }
+
+    /// The cells that are chosen, if any are.
+    pub fn chosen(&self) -> Option<Vec<Cell>> {
         if !self.chooses() {
-            return Cell::defaults();
+            return None;
         }
         let mut cells = vec![Cell::BASE];
         vary(&mut cells, &self.ip, |cell, version| cell.version = version);
@@ -195,7 +200,7 @@ impl WanArgs {
         vary(&mut cells, &self.cc, |cell, congestion| cell.congestion = congestion);
         vary(&mut cells, &self.size, |cell, size| cell.size = size);
         vary(&mut cells, &self.rtt, |cell, distance| cell.distance = distance);
-        cells
+        Some(cells)
     }
 }
 
@@ -242,6 +247,9 @@ pub enum Measurement {
     Million,
     /// Time of transfers over long and lossy paths; takes up to 15 minutes, so it runs only if it is named.
     Wan,
+    /// The same through a translucent proxy, and the time until the first byte; takes some five minutes, so it runs only if
+    /// it is named.
+    Tpot,
 }
 
 fn parse_connections(text: &str) -> Result<usize, String> {

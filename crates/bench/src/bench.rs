@@ -6,7 +6,7 @@
 //! is compared and what is measured. [`venue`] sets up a variant: a [`network`], and in it one of the
 //! [`programs`], longsplice or one of its [`peers`]. [`segment`], [`ratio`], [`bulk`], [`response`], [`rate`],
 //! [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`] (by [`driver`] and [`release`]),
-//! [`memory`], [`flood`] (with room from [`conntrack`]), [`million`] and [`wan`] are the measurements. [`machine`]
+//! [`memory`], [`flood`] (with room from [`conntrack`]), [`million`], [`wan`] and [`tpot`] are the measurements. [`machine`]
 //! measures the cost and detects disturbances, [`counters`] packet sizes; [`results`] keeps everything,
 //! [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`] writes them into the documents.
 
@@ -19,7 +19,7 @@ mod http;
 mod machine;
 mod memory;
 mod million;
-mod network;
+pub(crate) mod network;
 mod objects;
 mod peers;
 mod plots;
@@ -39,6 +39,7 @@ mod stats;
 mod subject;
 mod switch;
 mod threshold;
+mod tpot;
 mod trace;
 pub(crate) mod variant;
 mod venue;
@@ -75,7 +76,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Number of rounds, unless the command line says another.
 const ROUNDS: usize = 5;
 /// Measurements that run only if they are named, and have files of their own.
-const ALONE: [Measurement; 2] = [Measurement::Million, Measurement::Wan];
+const ALONE: [Measurement; 3] = [Measurement::Million, Measurement::Wan, Measurement::Tpot];
 /// Directory of the results.
 const RESULTS: &str = "bench/results";
 
@@ -121,6 +122,15 @@ pub fn bench(args: &BenchArgs) -> Outcome {
             println!("kept in {}", dir.join(wan::JSON).display());
         }
     }
+    if args.what.contains(&Measurement::Tpot) {
+        let kept = tpot::measure(&bench, args.wan.chosen())?;
+        println!("{}", kept.text());
+        if args.wan.chosen().is_none() || args.out.is_some() {
+            let dir = dir(&kept.date);
+            kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+            println!("kept in {}", dir.join(tpot::JSON).display());
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -152,10 +162,10 @@ impl Bench {
         // Both ends of thousands of connections are ours, and the peers inherit the limit.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        let far = [Measurement::Wan, Measurement::Tpot];
+        let far_only = !args.what.is_empty() && args.what.iter().all(|what| far.contains(what));
         Ok(Bench {
-            rounds: args
-                .rounds
-                .map_or(if args.what == [Measurement::Wan] { wan::ROUNDS } else { ROUNDS }, |n| n as usize),
+            rounds: args.rounds.map_or(if far_only { wan::ROUNDS } else { ROUNDS }, |n| n as usize),
             seconds: args.seconds,
             machine: Machine::here(),
             began: Instant::now(),

@@ -1,4 +1,4 @@
-//! The cells of `longsplice-bench wan`: what is transferred, over which path, and by whom.
+//! The cells of `longsplice-bench wan` and `tpot`: what is transferred, over which path, and by whom.
 
 use clap::ValueEnum;
 use longsplice_lab::Family;
@@ -191,9 +191,24 @@ pub enum Middle {
     EndToEnd,
     /// HAProxy; not with SOCKS.
     Haproxy,
+    /// longsplice as a translucent proxy, copying: it connects to the server after its handshake with the client.
+    #[value(skip)]
+    TpotBasic,
+    /// The same, but it connects on the client's SYN.
+    #[value(skip)]
+    TpotPipelined,
+    /// The same, splicing before the first byte.
+    #[value(skip)]
+    TpotSpliced,
 }
 
 impl Middle {
+    /// The subjects of `wan`, in the order of tables.
+    pub const WAN: [Middle; 6] =
+        [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::EndToEnd, Middle::Haproxy];
+    /// Those of `tpot`.
+    pub const TPOT: [Middle; 4] = [Middle::Routed, Middle::TpotBasic, Middle::TpotPipelined, Middle::TpotSpliced];
+
     /// Title in tables.
     pub fn title(self) -> &'static str {
         match self {
@@ -203,15 +218,23 @@ impl Middle {
             Middle::Default => "default policy",
             Middle::EndToEnd => "end to end",
             Middle::Haproxy => "HAProxy",
+            Middle::TpotBasic => "basic, copied",
+            Middle::TpotPipelined => "pipelined, copied",
+            Middle::TpotSpliced => "pipelined, spliced",
         }
+    }
+
+    /// Whether it is a translucent proxy.
+    pub fn is_translucent(self) -> bool {
+        matches!(self, Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotSpliced)
     }
 
     /// Whether it can take part in this cell.
     pub fn serves(self, cell: &Cell) -> bool {
-        match self {
-            Middle::EndToEnd => cell.protocol == Protocol::Plug,
-            Middle::Haproxy => cell.protocol != Protocol::Socks,
-            _ => true,
+        match cell.protocol {
+            Protocol::Plug => true,
+            Protocol::Socks => !self.is_translucent() && !matches!(self, Middle::EndToEnd | Middle::Haproxy),
+            Protocol::Http => !self.is_translucent() && self != Middle::EndToEnd,
         }
     }
 }

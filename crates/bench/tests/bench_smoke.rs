@@ -223,6 +223,35 @@ fn wan_smoke() {
 }
 
 #[test]
+#[ignore = "root"]
+fn tpot_smoke() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    let chosen = ["--rtt", "b20", "--size", "1,500k", "--ip", "v4,v6", "--rounds", "1", "--out", out];
+    let bench = longsplice_bench(&[&["tpot"][..], &chosen].concat());
+    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{said}\n{complained}");
+    assert!(said.contains("| routed | basic, copied | pipelined, copied | pipelined, spliced |"), "{said}");
+    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
+    let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("tpot.json")).unwrap()).unwrap();
+    let rows = kept["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "{kept}");
+    for row in rows {
+        let lines = row["lines"].as_array().unwrap();
+        let middles: Vec<_> = lines.iter().map(|line| line["middle"].as_str().unwrap()).collect();
+        assert_eq!(middles, ["routed", "tpot-basic", "tpot-pipelined", "tpot-spliced"], "{row}");
+        // Connecting and the request are two round trips; a pipelined proxy half way saves half of one.
+        for (line, least) in lines.iter().zip([0.04, 0.04, 0.03, 0.03]) {
+            assert!(line["seconds"]["median"].as_f64() >= Some(least), "{row}");
+            assert_eq!(line["dropped"], 0, "{row}");
+        }
+        let [routed, basic, pipelined, spliced] = [0, 1, 2, 3].map(|n| lines[n]["spliced"].as_f64());
+        assert_eq!([routed, basic, pipelined], [None, Some(0.0), Some(0.0)], "{row}");
+        assert!(spliced > Some(0.5), "{row}");
+    }
+}
+
+#[test]
 fn without_results_there_are_no_figures() {
     let dir = tempfile::tempdir().unwrap();
     let bench = longsplice_bench(&["--readme", "--out", dir.path().to_str().unwrap()]);

@@ -480,7 +480,7 @@ int ingress(struct __sk_buff *skb)
 		skb->mark = 0;
 		return TCX_NEXT;
 	}
-	if (skb->mark == MARK_FOREIGN)
+	if (skb->mark == MARK_FOREIGN || skb->mark == MARK_PLAIN)
 		return TCX_NEXT;
 	again = skb->mark == MARK_HELD;
 	taken = skb->mark == MARK_TAKEN;

@@ -392,13 +392,16 @@ int tpot_ingress(struct __sk_buff *skb)
 			bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}
-	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK)) {
-		/* SYN and retransmission took different routes, and the server has got one of them */
+	/* The server answers after the proxy: SYN and retransmission took different routes. Or it opens the same connection from its
+	 * side (RFC 9293, 3.5). */
+	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_RST)) == TH_SYN)
 		return reset_back(skb, NULL, &p, T_SECOND_ANSWER);
-	}
 	if (tn && tn->role == TPOT_ASKER)
 		return drop(T_PLAIN_REFUSED);
 	if (tn) {
+		/* It refuses a SYN, of which we have sent none: it is that RST for the server. */
+		if ((p.flags & (TH_SYN | TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && !p.seq)
+			return route_on(skb);
 		note_arrival(skb, tn, &p);
 		count(T_PLAIN);
 		return deliver(skb);
@@ -407,6 +410,8 @@ int tpot_ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN) {
+		if (syn && syn->role == TPOT_ASKER)
+			syn->answered = 1; /* the server opens the same connection, and we have no other answer yet */
 		o = read_options(skb, &p);
 		if (o && o->size == sizeof(struct tpot_option)) {
 			r = intercept(skb, &p, o);
@@ -508,7 +513,7 @@ int tpot_egress(struct __sk_buff *skb)
 	if (p.flags & TH_SYN && skb->ingress_ifindex)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
-	syn = p.flags & (TH_SYN | TH_RST) ? bpf_map_lookup_elem(&tpot_syns, &p.t) : NULL;
+	syn = p.flags & (TH_SYN | TH_RST) && !skb->ingress_ifindex ? bpf_map_lookup_elem(&tpot_syns, &p.t) : NULL;
 	/* The port of an earlier connection: of a SYN of this host, or of one that our listener answers. */
 	if (tn && p.flags & TH_SYN && (!(p.flags & TH_ACK) || (syn && syn->role == TPOT_TAKER && p.ack == syn->seq + 1))) {
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);

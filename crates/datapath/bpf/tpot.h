@@ -125,7 +125,7 @@ struct tpot_syn {
 	__u32 peer[4], own[4]; /* taker: the ends of the tunnel */
 	__u8 role;       /* enum tpot_role */
 	__u8 asked;      /* asker: SYNs sent with the option */
-	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered */
+	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered, or sent a SYN */
 	__u8 hops;       /* of the SYN */
 	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
 	__u8 listener;   /* taker: index of the rule and of its socket */
@@ -187,7 +187,7 @@ enum tpot_verdict {
 	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
 	T_OPENED,         /* connection enters its tunnel */
-	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */
+	T_SECOND_ANSWER,  /* second answer to a SYN, a SYN-ACK or the server's own SYN: answered with an RST on the way that it came */
 	T_FORGOTTEN,      /* tunnelled packet of a connection that this proxy does not know any more: answered with an RST */
 	T_UNTRUSTED,      /* answer of a proxy that may not intercept: dropped */
 	T_UNAUTHENTICATED, /* answer without a MAC that one of our keys has made: dropped */

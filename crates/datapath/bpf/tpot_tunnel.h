@@ -111,12 +111,14 @@ static __always_inline int turn_ip(struct __sk_buff *skb, const struct packet *p
 	return bpf_skb_store_bytes(skb, p->l3, &ip, sizeof(ip), 0);
 }
 
-/* Answer with an RST, on the way that the packet came: through its tunnel, or without one. A second SYN-ACK of a connection must
- * be answered so, because the socket's own answer would take the connection's way, and would only be a challenge. */
+/* Answer with an RST (RFC 9293, 3.10.7.1), on the way that the packet came: through its tunnel, or without one. A second answer
+ * to a SYN must be reset so, because the socket's own answer would take the connection's way, and would only be a challenge. */
 static __always_inline int reset_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p, __u32 verdict)
 {
+	int acks = p->flags & TH_ACK;
 	struct tcphdr th = {
-		.source = p->t.lport, .dest = p->t.rport, .seq = bpf_htonl(p->ack), .doff = 5, .rst = 1,
+		.source = p->t.lport, .dest = p->t.rport, .seq = acks ? bpf_htonl(p->ack) : 0,
+		.ack_seq = acks ? 0 : bpf_htonl(p->seq + 1), .doff = 5, .rst = 1, .ack = !acks,
 	};
 	struct sk_buff *kernel_skb = bpf_cast_to_kern_ctx(skb);
 	__be32 tail[2] = { bpf_htonl(sizeof(th)), bpf_htonl(IPPROTO_TCP) };
@@ -144,6 +146,18 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 	skb->mark = MARK_PLAIN;
 	count(verdict);
 	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* Leave a packet to routing although a socket of ours has the same addresses: the stack would drop it. With metadata for a
+ * tunnel, which no device asks for here, the stack does not look for the socket. */
+static __always_inline int route_on(struct __sk_buff *skb)
+{
+	static const __u64 none; /* struct bpf_tunnel_key up to its first address, which is a length that the helper knows */
+
+	if (bpf_skb_set_tunnel_key(skb, (void *)&none, sizeof(none), 0))
+		return drop(T_FAILED);
+	skb->mark = MARK_PLAIN;
+	return TCX_NEXT;
 }
 
 /* A router's report that a tunnelled packet was too big for its link. What it quotes becomes the inner packet, and the MTU that

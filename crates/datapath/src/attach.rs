@@ -164,6 +164,12 @@ pub(crate) fn create(hook: Hook, place: Place, program: BorrowedFd<'_>, device: 
     link(program, device as i32, kind, flags)
 }
 
+/// Attaches a program of somebody else to a device by tcx, before those that are attached already, until the link is closed.
+/// It runs where packets arrive (`ingress`), or where they leave. Errors are those of BPF_LINK_CREATE (bpf(2)).
+pub fn attach_first(program: BorrowedFd<'_>, device: u32, ingress: bool) -> io::Result<OwnedFd> {
+    create(if ingress { Hook::Ingress } else { Hook::Egress }, Place::First, program, device)
+}
+
 /// Lets a program choose the sockets of this network namespace that the kernel looks for, until the link is closed.
 pub(crate) fn attach_lookup(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let namespace = fs::File::open("/proc/thread-self/ns/net")?;

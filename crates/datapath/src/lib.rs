@@ -94,6 +94,7 @@ mod tpot_router_skel {
     include!(concat!(env!("OUT_DIR"), "/tpot_router.skel.rs"));
 }
 
+pub use attach::attach_first;
 pub use attachment::Mended;
 pub use clock::monotonic;
 pub use conntrack::{ConntrackCounts, conntrack};

@@ -9,8 +9,12 @@
  *	device --- impair ---> near end ===> far end --- delay.rs
  *	device <-- return ---- near end <=== far end <-- delay.rs
  *
- * `came_back` at the near end puts them where they were taken from. `impair` meets them again there, and knows them by
- * their mark. `swallow` at the far end keeps the stack from looking at frames that are on their way.
+ * `came_back` at the near end puts them where they were taken from. They are known by their mark there. `swallow` at the
+ * far end keeps the stack from looking at frames that are on their way.
+ *
+ * Other programs of the device see each packet once, as if it were impaired on the wire. So `impair` runs before them where
+ * packets arrive, and after them where packets leave. There, `pass_by` leads packets that come back past all programs. On
+ * the detour, programs that attach to every device see nothing.
  *
  * A packet's fate is a function of the seed and of how many came before it, so nothing is shared but a counter. Only
  * TCP and UDP are impaired: a neighbour that cannot be resolved would be a fault of the lab.
@@ -153,8 +157,8 @@ int impair(struct __sk_buff *skb)
 	every = setting(SETTING_DROP_EVERY);
 	if ((every && number % every == every - 1) || (may_be_lost(skb, header) && chance(SETTING_LOSS, number, 0))) {
 		count(COUNT_LOST);
-		/* Not TC_ACT_SHOT: a sender's TCP would be told, and would not count the packet as sent. */
-		return TC_ACT_STOLEN;
+		/* A sender's TCP would be told of TC_ACT_SHOT, and would not count the packet as sent. tcx knows nothing else. */
+		return setting(SETTING_INGRESS) ? TC_ACT_SHOT : TC_ACT_STOLEN;
 	}
 	/* As a router with ECN: only what may be marked is (RFC 3168, 5). */
 	if (chance(SETTING_MARK, number, 3) && bpf_skb_ecn_set_ce(skb))
@@ -164,6 +168,23 @@ int impair(struct __sk_buff *skb)
 	if (setting(SETTING_DETOUR_ALL) || chance(SETTING_REORDER, number, 2))
 		return bpf_redirect(setting(SETTING_DETOUR), 0);
 	return TC_ACT_UNSPEC;
+}
+
+/* Before all other programs where the impaired device sends: a packet that has met its fate is on the wire. */
+SEC("tc")
+int pass_by(struct __sk_buff *skb)
+{
+	if (skb->mark != DECIDED)
+		return TC_ACT_UNSPEC;
+	skb->mark = 0;
+	return TC_ACT_OK;
+}
+
+/* Before all other programs where the ends of the detour send. */
+SEC("tc")
+int on_detour(struct __sk_buff *skb)
+{
+	return TC_ACT_OK;
 }
 
 SEC("tc")

@@ -1,18 +1,18 @@
 //! Loss, duplication, reordering, delay and rate for one direction of one link, on kernels without netem.
 //!
 //! Impairments are attached to the devices of the client and the server, never of the forwarder: the data path under test
-//! has its devices to itself. bpf/lab.bpf.c decides which packets are lost, duplicated or held back. A thread (delay.rs)
+//! has its devices to itself. Programs that are attached to the client's or the server's device already see each packet once,
+//! as if it were impaired on the wire. bpf/lab.bpf.c decides which packets are lost, duplicated or held back. A thread (delay.rs)
 //! implements delay and rate; packets pass through it one by one, not as super-packets. Loss and duplication apply to whole
 //! super-packets, so use them with [`crate::Options::large_packets`] `= false`.
 //!
 //! Every impairment is counted: a test that passes because nothing was impaired proves nothing.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHookBuilder,
-};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program, TC_EGRESS, TcHookBuilder};
+use longsplice_datapath::attach_first;
 use serde::Deserialize;
 
 use crate::delay::{DelayLine, Timing};
@@ -152,10 +152,11 @@ pub struct Impaired {
 pub struct Impairment {
     namespace: Namespace,
     device: &'static str,
-    at: TcAttachPoint,
+    receives: bool,
     near: String,
     settings: MapHandle,
     counts: MapHandle,
+    links: Vec<OwnedFd>,
     // None only during drop.
     line: Option<DelayLine>,
 }
@@ -163,24 +164,19 @@ pub struct Impairment {
 impl Lab {
     /// Impairs one direction of one link.
     pub fn impair(&self, way: LinkDirection, impair: Impair) -> Result<Impairment, LabError> {
-        let (namespace, device, at) = match way {
-            LinkDirection::FromClient => (&self.client, "c0", TC_EGRESS),
-            LinkDirection::ToClient => (&self.client, "c0", TC_INGRESS),
-            LinkDirection::FromServer => (&self.server, "s0", TC_EGRESS),
-            LinkDirection::ToServer => (&self.server, "s0", TC_INGRESS),
+        let (namespace, device, receives) = match way {
+            LinkDirection::FromClient => (&self.client, "c0", false),
+            LinkDirection::ToClient => (&self.client, "c0", true),
+            LinkDirection::FromServer => (&self.server, "s0", false),
+            LinkDirection::ToServer => (&self.server, "s0", true),
         };
-        Impairment::attach(namespace, device, at, impair)
+        Impairment::attach(namespace, device, receives, impair)
     }
 }
 
 impl Impairment {
-    fn attach(
-        namespace: &Namespace,
-        device: &'static str,
-        at: TcAttachPoint,
-        impair: Impair,
-    ) -> Result<Self, LabError> {
-        let side = if at == TC_INGRESS { "i" } else { "e" };
+    fn attach(namespace: &Namespace, device: &'static str, receives: bool, impair: Impair) -> Result<Self, LabError> {
+        let side = if receives { "i" } else { "e" };
         let (near, far) = (format!("{device}-{side}-near"), format!("{device}-{side}-far"));
         make_detour(namespace, &near, &far)?;
         steer(namespace, &[&near, &far], 0)?;
@@ -189,30 +185,41 @@ impl Impairment {
         let object = ObjectBuilder::default().open_memory(PROGRAMS).and_then(|open| open.load());
         let object = object.map_err(bpf("loading the impairment programs"))?;
         let [settings, counts] = ["settings", "counts"].map(|name| map(&object, name));
-        let impairment = Self {
+        let mut impairment = Self {
             line: Some(DelayLine::start(namespace, &far, impair.timing(), impair.seed)?),
             settings: settings.map_err(bpf("opening the settings"))?,
             counts: counts.map_err(bpf("opening the counts"))?,
             namespace: namespace.clone(),
             device,
-            at,
-            near,
+            receives,
+            near: near.clone(),
+            links: Vec::new(),
         };
         let number = |device: &str| index(namespace, device);
         impairment.set(&[
-            (place::SETTING_DETOUR, number(&impairment.near)?.into()),
+            (place::SETTING_DETOUR, number(&near)?.into()),
             (place::SETTING_DEVICE, number(device)?.into()),
-            (place::SETTING_INGRESS, (at == TC_INGRESS).into()),
+            (place::SETTING_INGRESS, receives.into()),
         ])?;
         impairment.set(&impair.settings())?;
         // Attach from the far end towards the device, so that no packet is redirected to a program not yet attached.
-        for (program, device, at) in
-            [("swallow", far.as_str(), TC_INGRESS), ("came_back", &impairment.near, TC_INGRESS), ("impair", device, at)]
-        {
+        let at_device = if receives { "impair" } else { "pass_by" };
+        for (name, device, ingress) in [
+            ("swallow", far.as_str(), true),
+            ("on_detour", &far, false),
+            ("came_back", &near, true),
+            ("on_detour", &near, false),
+            (at_device, device, receives),
+        ] {
             let number = number(device)?;
-            // Fails if the other direction has already added it; libbpf would print that on standard error.
+            let link = namespace.run(|| attach_first(program(&object, name).as_fd(), number, ingress));
+            impairment.links.push(link.map_err(LabError::io(format!("attaching {name} to {device}")))?);
+        }
+        if !receives {
+            // Fails if it is there already; libbpf would print that on standard error.
             let _ = namespace.execute("tc", &["qdisc", "add", "dev", device, "clsact"]);
-            namespace.run(|| hook(&object, program, number, at)).map_err(bpf("attaching the impairment programs"))?;
+            let number = number(device)?;
+            namespace.run(|| hook_last(&object, "impair", number)).map_err(bpf("attaching the impairment"))?;
         }
         Ok(impairment)
     }
@@ -268,9 +275,12 @@ impl Impairment {
 
 impl Drop for Impairment {
     fn drop(&mut self) {
-        let side = if self.at == TC_INGRESS { "ingress" } else { "egress" };
         // Remove the program first, then its detour. If the namespace is already gone, there is nothing to undo.
-        let _ = self.namespace.execute("tc", &["filter", "del", "dev", self.device, side]);
+        if self.receives {
+            drop(self.links.pop());
+        } else {
+            let _ = self.namespace.execute("tc", &["filter", "del", "dev", self.device, "egress"]);
+        }
         self.line = None;
         let _ = self.namespace.execute("ip", &["link", "del", &self.near]);
     }
@@ -310,12 +320,16 @@ fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
     MapHandle::try_from(&map)
 }
 
-/// Attaches a program by clsact, so that tcx and the order of its
-/// programs stay untouched. Must be called inside the namespace.
-fn hook(object: &Object, program: &str, index: u32, at: TcAttachPoint) -> libbpf_rs::Result<()> {
-    let program = object.progs().find(|found| found.name() == program).expect("bpf/lab.bpf.c has this program");
+fn program<'a>(object: &'a Object, name: &str) -> Program<'a> {
+    object.progs().find(|found| found.name() == name).expect("bpf/lab.bpf.c has this program")
+}
+
+/// Attaches a program by clsact where packets leave: after all programs of tcx,
+/// also those attached later. Must be called inside the namespace.
+fn hook_last(object: &Object, name: &str, index: u32) -> libbpf_rs::Result<()> {
+    let program = program(object, name);
     let mut hook =
-        TcHookBuilder::new(program.as_fd()).ifindex(index as i32).replace(true).handle(1).priority(1).hook(at);
+        TcHookBuilder::new(program.as_fd()).ifindex(index as i32).replace(true).handle(1).priority(1).hook(TC_EGRESS);
     hook.attach().map(drop)
 }
 

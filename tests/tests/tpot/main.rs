@@ -8,6 +8,7 @@ mod hand;
 mod packets;
 mod pipelined;
 mod router;
+mod simultaneous;
 mod switches;
 mod wire;
 
@@ -372,6 +373,26 @@ fn r30_by_cgroup() {
         assert_eq!(tpot.verdict("asked"), asked);
     }
     std::fs::remove_dir(&group).expect("it is empty");
+}
+
+/// What the lab delays or duplicates passes the client's programs once: it is impaired on the wire.
+#[test]
+#[ignore = "root"]
+fn impaired_packets_pass_the_programs_once() {
+    let delays = [Duration::ZERO, Duration::from_millis(1)];
+    for (family, delay) in Family::BOTH.into_iter().flat_map(|family| delays.map(|delay| (family, delay))) {
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let asker = asker(&lab, family);
+        let _f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        let twice = Impair { duplicate: 1.0, delay, ..Impair::default() };
+        let ways = [LinkDirection::FromClient, LinkDirection::ToClient];
+        let impaired = ways.map(|way| lab.impair(way, twice).expect("impaired"));
+        lab.client.run(|| asker.follow()).expect("attached to the devices of the detour, too");
+        exchange(&lab, family, 100_000);
+        assert!(impaired.iter().all(|way| way.counters().duplicated > 0));
+        let sent = ["asked", "opened", "not-asked", "second-answer", "plain-refused", "unproven"];
+        assert_eq!(sent.map(|v| asker.verdict(v)), [1, 1, 0, 0, 0, 0], "{family:?} {delay:?}");
+    }
 }
 
 /// Losses, duplicates and changes of order on the tunnel and behind it, with packets as on a wire.

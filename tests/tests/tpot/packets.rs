@@ -342,6 +342,27 @@ fn r45_r46_the_proxy_answers_after_the_server_or_another_proxy() {
     });
 }
 
+/// The server opens the same connection from its side: what the client gets first counts.
+#[test]
+#[ignore = "root"]
+fn r49_the_server_sends_a_syn() {
+    let syn = |h: &Host| Packet { seq: 70, flags: flag::SYN, options: USUAL.to_vec(), ..packet(h.server, h.client) };
+    each(|h| {
+        h.open();
+        let (code, mark, out) = h.run(false, &syn(&h).frame());
+        let reset = verify(&out).expect("sums");
+        assert_eq!((code, reset.from, reset.to), (REDIRECT, h.client, h.server));
+        assert_eq!((reset.flags, reset.seq, reset.ack), (flag::RST | flag::ACK, 0, 71));
+        assert_ne!(mark, 0, "it must not enter the tunnel");
+    });
+    each(|h| {
+        h.ask();
+        assert_eq!(h.run(false, &syn(&h).frame()), (NEXT, 0, syn(&h).frame()));
+        let (code, ..) = h.run(false, &h.tunnelled(&h.answer(), h.proxy, h.client.ip()));
+        assert_eq!((code, h.tpot.verdict("second-answer"), h.tpot.verdict("opened")), (REDIRECT, 1, 0));
+    });
+}
+
 /// A proxy refuses the connection on behalf of the server.
 #[test]
 #[ignore = "root"]

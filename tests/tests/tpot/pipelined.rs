@@ -6,7 +6,9 @@ use super::{
     dial, everywhere,
     hand::{Hand, ISN, Open, SYN_ACK},
     packets::option,
+    wire::pass,
 };
+use longsplice_datapath::tpot_tunnels;
 use longsplice_engine::TpotHandshake;
 use longsplice_lab::{
     Family, Lab, Options, Shape,
@@ -17,11 +19,14 @@ use longsplice_lab::{
 use longsplice_tests::{
     Forwarder, at_once, by_hand,
     packet::{Packet, flag},
+    process::Process,
 };
+use socket2::SockRef;
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
     thread,
+    time::Duration,
 };
 
 const EARLY: [TpotHandshake; 2] = [TpotHandshake::Pipelined, TpotHandshake::Confirm];
@@ -149,16 +154,12 @@ fn r14_a_chain() {
         let mut capture = Capture::start(second);
         let server = SERVER.port(family, PORT);
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
-        // the client's acknowledgement does not reach the first one
-        let mute = format!(
-            "table inet early {{ chain c {{ type filter hook output priority 0; tcp flags & (syn | ack) == ack tcp dport {PORT} drop; }}; }}"
-        );
-        lab.client.execute("nft", &[&mute]).expect("a rule");
+        mute(&lab);
         let mut client = dial(&lab, family, &Script::opener(1));
         let (mut accepted, _) =
             listener.accept().expect("the server has a connection before the client's acknowledgement");
         accepted.write_all(b"first").expect("sent");
-        lab.client.execute("nft", &["delete table inet early"]).expect("the rule is removed");
+        unmute(&lab);
         client.set_read_timeout(Some(PATIENCE)).expect("an option");
         client.write_all(b"x").expect("sent");
         let mut got = [0; 5];
@@ -362,6 +363,117 @@ fn a_proxy_that_stops() {
         capture.wait("the server is reset", onward_reset(onward.p.to.port()));
         drop(lab);
     });
+}
+
+/// The client's acknowledgements do not reach the proxy, so its connection is an early one.
+fn mute(lab: &Lab) {
+    let acks = format!("tcp flags & (syn | ack) == ack tcp dport {PORT} drop");
+    let table = format!("table inet mute {{ chain c {{ type filter hook output priority 0; {acks}; }}; }}");
+    lab.client.execute("nft", &[&table]).expect("a rule");
+}
+
+fn unmute(lab: &Lab) {
+    lab.client.execute("nft", &["delete table inet mute"]).expect("the rule is removed");
+}
+
+/// The proxy is killed between its two handshakes: the server and the client hear of it, and nothing is left.
+fn killed(family: Family, handshake: TpotHandshake, client_first: bool) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let asker = asker(&lab, family);
+    let at = SERVER.port(family, PORT);
+    let start = || Process::taker_with(&lab.forwarder, at, "by-hand", handshake);
+    let process = start();
+    let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
+    mute(&lab);
+    let mut client = dial(&lab, family, &Script::opener(1));
+    let (accepted, _) = listener.accept().expect("the server has a connection before the client's acknowledgement");
+    process.kill();
+    let ended = |mut stream: &TcpStream| {
+        stream.set_read_timeout(Some(PATIENCE)).expect("an option");
+        match stream.read(&mut [0]) {
+            Ok(n) => n == 0,
+            Err(e) => e.kind() == ErrorKind::ConnectionReset,
+        }
+    };
+    assert!(ended(&accepted), "the server hears of it");
+    reset(accepted);
+    let mut says = || {
+        unmute(&lab);
+        client.write_all(b"x").expect("sent");
+    };
+    if client_first {
+        says();
+    }
+    let mut process = start();
+    if !client_first {
+        says();
+    }
+    assert!(ended(&client), "the client hears of it");
+    let client = dial(&lab, family, &Script::opener(1));
+    let (accepted, _) = listener.accept().expect("accept");
+    pass(&client, &accepted);
+    pass(&accepted, &client);
+    reset(client);
+    // a record is removed ten seconds after its last segment
+    wait_for(3 * PATIENCE, || (process.ask("ls").is_empty() && process.ask("legs").is_empty()).then_some(()))
+        .unwrap_or_else(|| panic!("something is left: {:?} {:?}", process.ask("ls"), process.ask("legs")));
+    let tunnels = lab.forwarder.run(tpot_tunnels).expect("a table");
+    assert!(tunnels.iter().all(|(_, tunnel)| tunnel.over), "{tunnels:?}");
+    assert_eq!(asker.verdict("opened"), 2);
+    listener.set_nonblocking(true).expect("an option");
+    assert!(listener.accept().is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "no other connection");
+    process.end();
+}
+
+/// Closes a connection without TIME-WAIT.
+fn reset(stream: TcpStream) {
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).expect("an option");
+}
+
+#[test]
+#[ignore = "root"]
+fn r48_a_proxy_that_is_killed() {
+    thread::scope(|s| {
+        let run = |family| {
+            s.spawn(move || {
+                // the client's next segment arrives before the next process starts, or later
+                killed(family, TpotHandshake::Pipelined, true);
+                killed(family, TpotHandshake::Pipelined, false);
+                killed(family, TpotHandshake::Confirm, false);
+            })
+        };
+        Family::BOTH.map(run).into_iter().for_each(|t| t.join().expect("the test of a family"));
+    });
+}
+
+/// It is killed while it holds a client's SYN, whose server is silent: the client has one connection in the end.
+#[test]
+#[ignore = "root"]
+fn r48_a_proxy_that_is_killed_while_it_holds_a_syn() {
+    for family in Family::BOTH {
+        // while there is no process, SYNs are routed
+        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let _asker = asker(&lab, family);
+        let at = SERVER.port(family, PORT);
+        let start = || Process::taker_with(&lab.forwarder, at, "by-hand", TpotHandshake::Confirm);
+        let process = start();
+        let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
+        let mut capture = Capture::start(&lab.forwarder);
+        server_does(&lab, SILENT);
+        thread::scope(|s| {
+            let client = s.spawn(|| dial(&lab, family, &Script::opener(1)));
+            capture.wait("the onward SYN", onward_syn);
+            process.kill();
+            let process = start();
+            server_answers(&lab);
+            let (client, (accepted, _)) = (client.join().expect("connected"), listener.accept().expect("accept"));
+            pass(&client, &accepted);
+            pass(&accepted, &client);
+            process.end();
+        });
+        listener.set_nonblocking(true).expect("an option");
+        assert!(listener.accept().is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "no other connection");
+    }
 }
 
 /// The proxy is in TIME-WAIT, and the client uses its port again: each connection has its own one to the server.

@@ -250,7 +250,8 @@ fn r40_a_storm() {
             assert!(!lossy || f.verdict("rewrite-failed") == 0, "{:?}", f.verdicts());
         }
         assert!(bad.iter().all(|way| way.counters().lost > 0));
-        assert_eq!(["opened", "failed"].map(|v| asker.verdict(v)), [CONNECTIONS, 0]);
+        // the client's programs see each packet once, whatever the lab does to it
+        assert_eq!(["opened", "plain-refused", "failed"].map(|v| asker.verdict(v)), [CONNECTIONS, 0, 0]);
     });
 }
 

@@ -89,26 +89,34 @@ pub fn proxy() -> SocketAddr {
     topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
 }
 
-/// The pins in bpffs that a killed longsplice leaves.
-pub struct Pins(PathBuf);
+/// The pins in bpffs that a killed longsplice leaves: of the data path, and of translucent proxying.
+pub struct Pins([PathBuf; 2]);
 
 impl Pins {
-    /// The pins of a lab just created. Pins that already exist under its
-    /// namespace's number belong to a deleted namespace, and are removed.
+    /// The pins in a lab's forwarder.
     pub fn of(lab: &Lab) -> Result<Pins> {
-        let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
+        Pins::at(&lab.forwarder)
+    }
+
+    /// The pins in a namespace just created. Pins that already exist
+    /// under its number belong to a deleted namespace, and are removed.
+    pub fn at(namespace: &Namespace) -> Result<Pins> {
+        let own = pin_folder(netns_inode(&namespace.path())?);
+        let name = own.file_name().unwrap_or_default().to_string_lossy().replace("net-", "tpot-");
+        let tpot = own.with_file_name(name);
+        let pins = Pins([own, tpot]);
         pins.remove();
         Ok(pins)
     }
 
-    /// Their folder.
+    /// The data path's folder.
     pub fn folder(&self) -> &std::path::Path {
-        &self.0
+        &self.0[0]
     }
 
     fn remove(&self) {
         // Most variants leave nothing.
-        let _ = fs::remove_dir_all(&self.0);
+        self.0.iter().for_each(|folder| drop(fs::remove_dir_all(folder)));
     }
 }
 

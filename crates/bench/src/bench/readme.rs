@@ -6,6 +6,7 @@ use super::{
     report,
     results::{FORMAT, Results},
     subject::Subject,
+    tpot::{self, TpotResults},
     variant::Variant,
     wan::{self, WanResults},
 };
@@ -38,6 +39,9 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     let wan = latest::<WanResults>(results, wan::JSON)?.map(|(dir, wan)| (source(&dir), wan));
     if let Some((dir, wan)) = &wan {
         let _ = write!(full, "\n{}From {dir}.\n", wan.text());
+    }
+    if let Some((dir, tpot)) = latest::<TpotResults>(results, tpot::JSON)? {
+        let _ = write!(full, "\n{}From {}.\n", tpot.text(), source(&dir));
     }
     let documents = [("README.md", short(&all, &dir, wan.as_ref())), ("docs/bench.md", full)];
     let mut written = Vec::new();

@@ -24,8 +24,8 @@ use crate::{
 use ends::LIMIT;
 use longsplice_datapath::SenderFacts;
 use longsplice_lab::Namespace;
-pub use results::{JSON, WanResults};
-use results::{Row, Run};
+use results::Run;
+pub use results::{JSON, Row, WanResults, tables};
 use std::{
     thread,
     time::{Duration, Instant},
@@ -36,9 +36,6 @@ use venue::{Record, Venue};
 pub const ROUNDS: usize = 3;
 /// Number of requests measured on each warm connection.
 const REQUESTS: usize = 3;
-/// All subjects, in the order of tables.
-const ALL: [Middle; 6] =
-    [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::EndToEnd, Middle::Haproxy];
 
 /// Measures the chosen parts.
 pub fn measure(bench: &Bench, args: &WanArgs) -> Result<WanResults> {
@@ -53,17 +50,9 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<WanResults> {
         unsplices: Vec::new(),
     };
     let has = |middle: &Middle| *middle != Middle::Haproxy || bench.has(super::variant::Variant::Haproxy);
-    let set = |middle| Venue::set(middle).map_err(|e| format!("{}: {e}", Middle::title(middle)).into());
-    let chosen = ALL.into_iter().filter(|middle| args.compares(*middle) && has(middle));
-    let venues: Vec<Venue> = chosen.map(set).collect::<Result<_>>()?;
+    let venues = venues(Middle::WAN.into_iter().filter(|middle| args.compares(*middle) && has(middle)))?;
     if args.wants(WanPart::Cells) {
-        let cells = args.cells();
-        let bar = bench.bar("wan", cells.len());
-        for cell in cells {
-            results.rows.push(row(bench, &venues, cell)?);
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
+        results.rows = rows(bench, "wan", &venues, args.cells())?;
     }
     if args.wants(WanPart::SlowReaders) {
         results.readers = extras::slow_readers(bench, &venues)?;
@@ -72,6 +61,21 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<WanResults> {
         results.unsplices = extras::unsplices(bench, &venues)?;
     }
     Ok(results)
+}
+
+/// Sets up a venue for each subject.
+pub fn venues(subjects: impl IntoIterator<Item = Middle>) -> Result<Vec<Venue>> {
+    let set = |middle: Middle| Venue::set(middle).map_err(|e| format!("{}: {e}", middle.title()).into());
+    subjects.into_iter().map(set).collect()
+}
+
+/// Measures these cells, with the subjects that can take part in them.
+pub fn rows(bench: &Bench, what: &str, venues: &[Venue], cells: Vec<Cell>) -> Result<Vec<Row>> {
+    let bar = bench.bar(what, cells.len());
+    let measured = |cell| row(bench, venues, cell).inspect(|_| bar.inc(1));
+    let rows = cells.into_iter().map(measured).collect();
+    bar.finish_and_clear();
+    rows
 }
 
 /// Measures a cell with all subjects.
@@ -114,6 +118,9 @@ fn run(venue: &Venue, cell: &Cell) -> Result<Run> {
     }
     let count = if cell.protocol == Protocol::Http { seconds.len() + 1 } else { 1 };
     let records = venue.records(logged, if late { 0 } else { count });
+    if venue.middle.is_translucent() && !late && records.is_empty() {
+        return Err("the connection has not met the proxy".into());
+    }
     Ok(Run {
         seconds: Spread::of(seconds).ok_or("nothing was transferred")?.median,
         late,

@@ -5,6 +5,7 @@ use super::{
     Story,
     stage::{Download, Result, make_file, start_nginx},
 };
+use crate::bench::network::Pins;
 use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, topology};
 use nix::sys::signal::Signal;
 use std::{
@@ -26,24 +27,7 @@ struct Proxy {
     at: Namespace,
     control: PathBuf,
     child: ChildGuard,
-    _pins: [Pins; 2],
-}
-
-struct Pins(PathBuf);
-
-impl Pins {
-    fn of(at: &Namespace) -> Result<[Pins; 2]> {
-        let own = longsplice::pin_folder(longsplice::netns_inode(&at.path())?);
-        let name = own.file_name().unwrap_or_default().to_string_lossy().replace("net-", "tpot-");
-        Ok([Pins(own.with_file_name(name)), Pins(own)])
-    }
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        // Already gone if all went well.
-        let _ = fs::remove_dir_all(&self.0);
-    }
+    _pins: Pins,
 }
 
 fn program(at: &Namespace) -> Result<Command> {
@@ -68,7 +52,7 @@ impl Proxy {
                     policy = { splice = \"at-once\", path = \"any\" }\n\n\
                     [tpot]\nproxies = \"10.77.0.0/16\"\nports = 80\n";
         fs::write(&file, text)?;
-        let pins = Pins::of(at)?;
+        let pins = Pins::at(at)?;
         let mut child =
             ChildGuard::spawn(program(at)?.arg("--control").arg(&control).args(["run", "--config"]).arg(&file))?;
         child.wait_output("control socket", START).map_err(|e| format!("{e}; it said:\n{}", child.output()))?;
@@ -96,7 +80,7 @@ pub fn tell(story: &Story) -> Result<()> {
     let _nginx = start_nginx(server, dir.path(), RATE)?;
     let first = Proxy::start(&lab.forwarder, "first", dir.path())?;
     let mut second = Proxy::start(lab.second.as_ref().ok_or("no second forwarder")?, "second", dir.path())?;
-    let _pins = Pins::of(client)?;
+    let _pins = Pins::at(client)?;
     let ask = ["tpot", "host", "--port", "80", "--proxy", "10.77.0.0/16"];
     let mut host = ChildGuard::spawn(program(client)?.args(ask))?;
     host.wait_output("asking for proxies", START)?;

@@ -7,7 +7,7 @@ use super::super::{
     stats::Spread,
     subject::plural,
 };
-use super::{ALL, LIMIT};
+use super::LIMIT;
 use crate::cell::{Cell, Middle};
 use longsplice_engine::Policy;
 use serde::{Deserialize, Serialize};
@@ -104,8 +104,8 @@ pub struct Line {
 impl Row {
     /// Summarizes the rounds of a cell.
     pub fn of(cell: Cell, rounds: &[Vec<(Middle, Run)>]) -> Row {
-        let lines = ALL.into_iter().filter_map(|middle| Line::of(middle, cell, rounds)).collect();
-        Row { cell, lines }
+        let all = order().filter_map(|middle| Line::of(middle, cell, rounds));
+        Row { cell, lines: all.collect() }
     }
 
     /// The line of a subject.
@@ -249,27 +249,12 @@ impl WanResults {
     }
 
     fn cells(&self) -> String {
-        let all = ALL.into_iter().filter(|m| self.rows.iter().any(|row| row.line(*m).is_some()));
-        let titles: Vec<String> = all.clone().map(|m| m.title().to_owned()).collect();
-        let rows = |cell: fn(&Line) -> String| -> Vec<Vec<String>> {
-            let row = |row: &Row| {
-                let cells = all.clone().map(|m| row.line(m).map(cell).unwrap_or_default());
-                std::iter::once(row.cell.label()).chain(cells).collect()
-            };
-            self.rows.iter().map(row).collect()
-        };
         let times = format!(
             "Seconds until the last byte has arrived, and the ratios to routing and to copying (medians of {} rounds; \
              of {} requests each over HTTP):",
             self.rounds, self.requests
         );
-        let rates = "Rate, KB per second:";
-        let happened = "What happened in the worst round: transfers cut off after 20 seconds, the sender's retransmission timeouts (RTO), segments that it sent \
-                        again, segments that any host received in vain, the share of bytes that were spliced, and why \
-                        they were not:";
-        table(&times, "path and object", &titles, rows(Line::time_and_ratios))
-            + &table(rates, "path and object", &titles, rows(|line| format!("{:.0}", line.rate / 1e3)))
-            + &table(happened, "path and object", &titles, rows(Line::happened))
+        tables(&self.rows, &times)
     }
 
     /// How the default policy does, compared with the slower of routing and copying.
@@ -341,6 +326,31 @@ impl WanResults {
         let head = "An unsplice half-way through a transfer that was spliced at once:";
         table(head, "path and object", &columns.map(str::to_owned), rows.collect())
     }
+}
+
+/// All subjects, in the order of tables.
+fn order() -> impl Iterator<Item = Middle> + Clone {
+    Middle::WAN.into_iter().chain(Middle::TPOT.into_iter().skip(1)) // both begin with routing
+}
+
+/// The tables of cells: times, with this heading, rates, and what happened.
+pub fn tables(rows: &[Row], times: &str) -> String {
+    let all = order().filter(|m| rows.iter().any(|row| row.line(*m).is_some()));
+    let titles: Vec<String> = all.clone().map(|m| m.title().to_owned()).collect();
+    let cells = |cell: fn(&Line) -> String| -> Vec<Vec<String>> {
+        let row = |row: &Row| {
+            let cells = all.clone().map(|m| row.line(m).map(cell).unwrap_or_default());
+            std::iter::once(row.cell.label()).chain(cells).collect()
+        };
+        rows.iter().map(row).collect()
+    };
+    let rates = "Rate, KB per second:";
+    let happened = "What happened in the worst round: transfers cut off after 20 seconds, the sender's retransmission timeouts (RTO), segments that it sent \
+                    again, segments that any host received in vain, the share of bytes that were spliced, and why \
+                    they were not:";
+    table(times, "path and object", &titles, cells(Line::time_and_ratios))
+        + &table(rates, "path and object", &titles, cells(|line| format!("{:.0}", line.rate / 1e3)))
+        + &table(happened, "path and object", &titles, cells(Line::happened))
 }
 
 #[cfg(test)]

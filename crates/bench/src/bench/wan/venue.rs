@@ -41,7 +41,9 @@ pub struct Venue {
     /// What stands in the middle.
     pub middle: Middle,
     proxy: Option<ChildGuard>,
-    _pins: Pins,
+    /// What makes the client's host ask for a translucent proxy.
+    _host: Option<ChildGuard>,
+    _pins: [Pins; 2],
     links: Vec<(LinkDirection, Impairment)>,
     /// The server.
     pub server: Server,
@@ -54,18 +56,20 @@ impl Venue {
     /// Sets up a venue; its links are short until [`Venue::prepare`].
     pub fn set(middle: Middle) -> Result<Venue> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let forwarding = middle == Middle::Routed;
+        let forwarding = middle == Middle::Routed || middle.is_translucent();
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, forwarding, ..Options::default() })?;
-        let pins = Pins::of(&lab)?;
+        let pins = [Pins::at(&lab.forwarder)?, Pins::at(&lab.client)?];
         let listeners = lab.server.run(|| {
             Family::BOTH.map(|f| listen(topology::SERVER.port(f, PORT))).into_iter().collect::<io::Result<_>>()
         })?;
         let server = Server::start(listeners)?;
+        // Before the links are impaired: its programs are those of a host, and see what has passed the link.
+        let host = middle.is_translucent().then(|| ask_for_proxies(&lab)).transpose()?;
         use LinkDirection::{FromClient, FromServer, ToClient, ToServer};
         let links = [FromClient, ToClient, FromServer, ToServer].map(|way| Ok((way, lab.impair(way, Impair::NONE)?)));
         let links = links.into_iter().collect::<Result<_>>()?;
         let proxy = start(middle, &lab, dir.path())?;
-        Ok(Venue { middle, proxy, _pins: pins, links, server, lab, dir })
+        Ok(Venue { middle, proxy, _host: host, _pins: pins, links, server, lab, dir })
     }
 
     /// Makes the network that of a cell. Connections that exist are closed by the server.
@@ -97,7 +101,7 @@ impl Venue {
     pub fn connect(&self, cell: &Cell) -> io::Result<Client> {
         let family = cell.version.family();
         let server = topology::SERVER.port(family, PORT);
-        if self.middle == Middle::Routed {
+        if self.middle == Middle::Routed || self.middle.is_translucent() {
             return Client::connect(server, None, cell.congestion);
         }
         let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
@@ -207,12 +211,13 @@ fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Option<ChildGuard>> {
     let log = dir.join(LOG);
     let mut arguments = vec!["--log-format", "json", "--access-log", log.to_str().ok_or("a path that is no text")?];
     let splice = match middle {
-        Middle::Copied => Variant::Copy.splice(),
-        Middle::Once => Variant::Spliced.splice(),
+        Middle::Copied | Middle::TpotBasic | Middle::TpotPipelined => Variant::Copy.splice(),
+        Middle::Once | Middle::TpotSpliced => Variant::Spliced.splice(),
         _ => None,
     };
     arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
-    let guard = run_longsplice(lab, dir, &longsplice_config(middle), &arguments, PATIENCE)?;
+    let config = if middle.is_translucent() { translucent_config(middle) } else { longsplice_config(middle) };
+    let guard = run_longsplice(lab, dir, &config, &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {
         return Err(format!("this machine cannot splice:\n{words}").into());
@@ -243,6 +248,25 @@ pub fn longsplice_config(middle: Middle) -> String {
         text += &format!("[pool.{pool}]\nservers = [\"{server}\"]\n");
     }
     text
+}
+
+/// The configuration of longsplice as a translucent proxy.
+fn translucent_config(middle: Middle) -> String {
+    let handshake = if middle == Middle::TpotBasic { "basic" } else { "pipelined" };
+    let policy = if middle == Middle::TpotSpliced { "policy = { path = \"any\" }\n" } else { "" };
+    let keys = format!("protocol = \"tpot\"\nhandshake = \"{handshake}\"\n{policy}");
+    ["0.0.0.0", "[::]"].map(|any| format!("[[listener]]\nlisten = \"{any}:{PORT}\"\n{keys}")).concat()
+}
+
+/// Makes the client's host ask for proxies.
+fn ask_for_proxies(lab: &Lab) -> Result<ChildGuard> {
+    let program = crate::program()?;
+    let mut run = lab.client.command(program.to_str().ok_or("the path of this program is no text")?);
+    run.env_remove("RUST_LOG").args(["tpot", "host", "--port", &PORT.to_string()]);
+    for family in Family::BOTH {
+        run.args(["--proxy", &topology::FORWARDER_TO_CLIENT.ip(family).to_string()]);
+    }
+    when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("asking for proxies", PATIENCE))
 }
 
 /// The configuration of HAProxy.

@@ -1,0 +1,71 @@
+//! Translucent proxies, as the TPOT paper measures them: the time until the first byte of a short connection (its Table 3), and
+//! transfers over long and lossy paths, with the proxy half way. Network, ends and figures are those of [`wan`](super::wan).
+
+use super::{
+    Bench, Result,
+    machine::{Machine, today},
+    report,
+    results::FORMAT,
+    wan::{self, Row},
+};
+use crate::cell::{Cell, Congestion, Distance, Middle, Place, Size};
+use serde::{Deserialize, Serialize};
+use std::{fs, path::Path};
+
+/// Name of the result file. It is separate from the other results, because it is measured at another time.
+pub const JSON: &str = "tpot.json";
+
+/// The contents of the result file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TpotResults {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Day in UTC.
+    pub date: String,
+    /// Where and with what the results were measured.
+    pub machine: Machine,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// The cells.
+    pub rows: Vec<Row>,
+}
+
+/// Measures these cells, or a selection.
+pub fn measure(bench: &Bench, cells: Option<Vec<Cell>>) -> Result<TpotResults> {
+    let venues = wan::venues(Middle::TPOT)?;
+    let rows = wan::rows(bench, "tpot", &venues, cells.unwrap_or_else(selection))?;
+    Ok(TpotResults { format: FORMAT, date: today(), machine: Machine::here(), rounds: bench.rounds, rows })
+}
+
+/// One byte from near and far, a large object over growing distances, and a smaller one with losses.
+fn selection() -> Vec<Cell> {
+    let cell = |ms, bytes, loss| Cell {
+        distance: Distance { place: Place::Both, ms },
+        size: Size(bytes),
+        congestion: Congestion::Reno,
+        loss,
+        ..Cell::BASE
+    };
+    let first = [1, 100].map(|ms| cell(ms, 1, 0.0));
+    let far = [1, 10, 50, 100, 300].map(|ms| cell(ms, 5_000_000, 0.0));
+    let lossy = [0.1, 1.0].map(|loss| cell(50, 2_000_000, loss));
+    first.into_iter().chain(far).chain(lossy).collect()
+}
+
+impl TpotResults {
+    /// Writes the file, beside other results or alone.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        fs::create_dir_all(dir)?;
+        Ok(fs::write(dir.join(JSON), serde_json::to_string_pretty(self)? + "\n")?)
+    }
+
+    /// Formats the results with a heading, as Markdown.
+    pub fn text(&self) -> String {
+        let head = format!("## Translucent proxies, measured on {}", self.date);
+        let times = format!(
+            "Seconds from connecting until the last byte has arrived, and the ratio to routing (medians of {} rounds):",
+            self.rounds
+        );
+        format!("{head}\n\n{}.\n\n{}", report::machine(&self.machine), wan::tables(&self.rows, &times))
+    }
+}
