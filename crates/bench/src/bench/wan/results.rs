@@ -9,7 +9,6 @@ use super::super::{
 };
 use super::LIMIT;
 use crate::cell::{Cell, Middle};
-use longsplice_engine::Policy;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -289,9 +288,8 @@ impl WanResults {
         }
         format!(
             " Of the bytes sent to a near host by a far one, or over 2 ms at most, it splices {:.2}: all but the first \
-             {} KB of each connection that is not HTTP.",
-            spliced / all,
-            Policy::PAYS_FROM / 1024
+             ones of each connection that is not HTTP.",
+            spliced / all
         )
     }
 
