@@ -1,7 +1,8 @@
 //! The calls that switch a flow between control mode and forwarding mode.
 
 use crate::{
-    CommitOptions, Datapath, FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched, Tuple, abi,
+    Commit, CommitOptions, Datapath, FreezeOptions, Frozen, Half, LegFlags, Pair, Side, SwitchError, Switched, Tuple,
+    abi,
     maps::run_program,
     switch::{bare, call, frozen, outcome, switched},
 };
@@ -14,10 +15,21 @@ impl Datapath {
         halves: Pair<&Half>,
         set: impl FnOnce(&mut abi::switch_args),
     ) -> Result<abi::switch_call, SwitchError> {
+        let call = self.ask(op, halves, set)?;
+        outcome(call.args.result).map(|()| call)
+    }
+
+    /// The same, whatever the result says.
+    fn ask(
+        &self,
+        op: abi::switch_op,
+        halves: Pair<&Half>,
+        set: impl FnOnce(&mut abi::switch_args),
+    ) -> Result<abi::switch_call, SwitchError> {
         let mut call = call(op, halves);
         set(&mut call.args);
         run_program(&self.switch, &mut call).map_err(SwitchError::Run)?;
-        outcome(call.args.result).map(|()| call)
+        Ok(call)
     }
 
     /// Sets the bounds on both legs. Nobody may read or write the sockets during the call. Afterwards the caller reads
@@ -43,8 +55,22 @@ impl Datapath {
         legs: Pair<&Tuple>,
         at: &Switched,
         most: Pair<u32>,
-        CommitOptions { trigger, in_time }: CommitOptions,
+        options: CommitOptions,
     ) -> Result<Switched, SwitchError> {
+        match self.commit_or_look(legs, at, most, options)? {
+            Commit::Done(at) => Ok(at),
+            Commit::NotYet(_) => Err(SwitchError::Busy),
+        }
+    }
+
+    /// Commits, or looks if it is too early for that: in one call. Otherwise like [`Datapath::commit`].
+    pub fn commit_or_look(
+        &self,
+        legs: Pair<&Tuple>,
+        at: &Switched,
+        most: Pair<u32>,
+        CommitOptions { trigger, in_time }: CommitOptions,
+    ) -> Result<Commit, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let Pair { client, server } = legs;
         let via = |side| self.next_hops.slot_for(&self.maps, legs[side], &at.hops[side], most[side]);
@@ -54,14 +80,21 @@ impl Datapath {
             (false, true) => (0, self.remote_for(server)?),
             _ => (0, 0),
         };
-        let r = self.run(abi::switch_op::OP_COMMIT, legs.map(bare).each_ref(), |g| {
+        let r = self.ask(abi::switch_op::OP_COMMIT, legs.map(bare).each_ref(), |g| {
             g.via_a = via_a;
             g.via_b = via_b;
             (g.remote_b, g.remote_a) = remotes;
             g.fit = in_time.into();
             g.trigger = u32::from(trigger.client) | u32::from(trigger.server) << 1;
         })?;
-        Ok(switched(&r))
+        let at = switched(&r);
+        match outcome(r.args.result) {
+            // otherwise it is too late: another process has committed
+            Err(SwitchError::Busy) if (at.flags.client | at.flags.server) & LegFlags::SPLICED == 0 => {
+                Ok(Commit::NotYet(at))
+            }
+            done => done.map(|()| Commit::Done(at)),
+        }
     }
 
     /// Takes a flow back to control mode, from any state of a switch. Do not use it on a flow that has had fragments

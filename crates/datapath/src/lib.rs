@@ -126,7 +126,7 @@ pub use sockets::{
     lift_unread, limit_outstanding, limit_unread, low_water, make_room, path_facts, receive, received, register,
     sender_facts, set_hops, set_transparent, unread,
 };
-pub use switch::{CommitOptions, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
+pub use switch::{Commit, CommitOptions, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers};
 pub use test_run::TestContext;
 pub use tpot::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotAsking, TpotHandshake, TpotKey,

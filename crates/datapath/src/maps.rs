@@ -295,6 +295,13 @@ impl PathView {
         self.rooms().1 << self.scale
     }
 
+    /// Returns the position of all data from the host. `origin`: [`Switched::origin`](crate::Switched) of the commit. `None` if a
+    /// trigger is set: its limit takes the place of the wraps.
+    pub fn position(&self, origin: u64) -> Option<u64> {
+        let reached = u64::from(self.wraps) << 32 | u64::from(self.end);
+        (self.flags & PathFlags::TRIGGER == 0).then(|| origin.wrapping_add(reached))
+    }
+
     /// Returns the number of bytes forwarded since `end` was `since`. Like `path_passed` in bpf/path.h.
     pub(crate) fn passed(&self, since: u32) -> u64 {
         if self.flags & PathFlags::TRIGGER != 0 {

@@ -148,7 +148,21 @@ pub struct Switched {
     pub origin: Pair<u64>,
 }
 
+/// The result of [`Datapath::commit_or_look`](crate::Datapath::commit_or_look).
+#[derive(Clone, Copy, Debug)]
+pub enum Commit {
+    /// The commit is done.
+    Done(Switched),
+    /// Not all bytes of both directions are forwarded yet. The state of the legs, as by a look.
+    NotYet(Switched),
+}
+
 impl Switched {
+    /// Returns whether both next hops are known, and may be used for a commit without asking the kernel about routes.
+    pub fn has_plain_hops(&self) -> bool {
+        self.hops.iter().all(|hop| hop.ifindex != 0 && hop.mark == 0)
+    }
+
     /// Returns whether the proxy owns all bytes of both directions.
     pub fn is_local(&self) -> bool {
         self.phase == Pair::both(Phase::Local)
@@ -178,7 +192,7 @@ impl Switched {
 }
 
 /// Returns the size in bytes of the IP and TCP headers of packets without options.
-pub(crate) fn headers(leg: &Tuple) -> u32 {
+pub fn headers(leg: &Tuple) -> u32 {
     if leg.is_v4() { 40 } else { 60 }
 }
 

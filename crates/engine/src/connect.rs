@@ -3,10 +3,12 @@
 use crate::{
     leg::{Leg, ip},
     live::Live,
+    ports::Usual,
     refusal::{self, Refusal},
     splicer::Splicer,
+    ticker,
 };
-use longsplice_datapath::{Datapath, ExpectError, Tuple, acknowledge_with_data, set_hops};
+use longsplice_datapath::{Datapath, ExpectError, Tuple, acknowledge_with_data, headers, set_hops};
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{io, net::SocketAddr, time::Instant};
@@ -14,6 +16,11 @@ use std::{io, net::SocketAddr, time::Instant};
 /// Number of source ports to try before a connect fails. If one port in fifty is free,
 /// one connect in two hundred does not find it. Each attempt takes six microseconds.
 const PORT_TRIES: u32 = 256;
+
+/// Least value of TCP_MAXSEG (TCP_MIN_MSS of <net/tcp.h>).
+const LEAST_MSS: u16 = 88;
+/// MSS in bytes that the kernel announces at least, however small the MTU is (net.ipv6.route.min_adv_mss; less in IPv4).
+const LEAST_ANNOUNCED: u32 = 1220;
 
 /// For whom a connection to a server is opened.
 #[derive(Clone, Copy, Default)]
@@ -47,6 +54,7 @@ impl Splicer {
 
     pub(crate) async fn connect_for(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
         let began = Instant::now();
+        ticker::stir();
         loop {
             match self.try_connect(server, behalf).await {
                 Err(e) if self.engine().is_to_be_tried_again(&e, began).await => {}
@@ -61,16 +69,16 @@ impl Splicer {
             return self.connect_untracked(server, Some(why)).await;
         }
         let ports = &self.engine().ports;
-        let (mut source, mut fresh) = ports.source_for(server)?;
+        let (mut usual, mut fresh) = ports.usual_for(server)?;
         let Some(d) = self.datapath() else {
             return self.connect_untracked(server, None).await;
         };
-        if source.is_loopback() || source == server.ip() {
+        if usual.source.is_loopback() || usual.source == server.ip() {
             return self.connect_untracked(server, Some(Refusal::Loopback)).await;
         }
         let turn = ports.next_turn();
         for tries in 0..PORT_TRIES {
-            let t = ports.candidate(turn, tries, server, source);
+            let t = ports.candidate(turn, tries, server, usual.source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
             self.engine().opened(&s);
             s.set_reuse_address(true)?; // ports are counted per server
@@ -82,13 +90,12 @@ impl Splicer {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
                 Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && !fresh => {
-                    ports.forget_source(server);
-                    (source, fresh) = ports.source_for(server)?;
+                    ports.forget_usual(server);
+                    (usual, fresh) = ports.usual_for(server)?;
                     continue;
                 }
                 Err(e) => return Err(e),
             }
-            s.set_tcp_nodelay(true)?;
             s.set_out_of_band_inline(true)?;
             let host = client.map(Leg::tuple);
             let expected = match d.expect(&t, host.as_ref()) {
@@ -100,7 +107,7 @@ impl Splicer {
                 Err(ExpectError::Taken) => continue,
                 Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };
-            if let Some(mss) = mss.filter(|m| *m >= 88) {
+            if let Some(mss) = mss.filter(|mss| *mss >= LEAST_MSS && is_unusual(*mss, &t, usual, behalf)) {
                 // best effort: the kernel refuses values below its minimum and keeps its own
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
             }
@@ -113,7 +120,7 @@ impl Splicer {
                 r => r?,
             };
             expected.leg = None;
-            return Ok(Leg::new(socket, server, t.local, refusal));
+            return Ok(Leg::to_server(socket, server, t.local, refusal));
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
@@ -128,11 +135,10 @@ impl Splicer {
             setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses the port per server
             s.bind(&SocketAddr::new(source, 0).into())?;
         }
-        s.set_tcp_nodelay(true)?;
         s.set_out_of_band_inline(true)?;
         let socket = Live::connect(s, server).await?;
         let local = ip(&SockRef::from(socket.get()).local_addr()?);
-        Ok(Leg::new(socket, server, local, refusal))
+        Ok(Leg::to_server(socket, server, local, refusal))
     }
 
     /// Removes the entries of the connection that has used the port, if it is over.
@@ -141,6 +147,15 @@ impl Splicer {
         d.forget_ended(&a, b.as_ref());
         d.expect(leg, client)
     }
+}
+
+/// Returns whether the kernel might announce a larger MSS than this one to the server.
+fn is_unusual(mss: u16, leg: &Tuple, usual: Usual, behalf: Behalf<'_>) -> bool {
+    // The route may depend on another address, or on the mark. An `advmss` of the route may exceed its MTU: the data path
+    // then tells the server of the client's, as it does of any other smaller MTU.
+    let is_known = leg.local.ip() == usual.source && behalf.hops.is_none();
+    let announced = usual.mtu.filter(|_| is_known).map(|mtu| mtu.saturating_sub(headers(leg)).max(LEAST_ANNOUNCED));
+    announced.is_none_or(|announced| u32::from(mss) < announced)
 }
 
 /// Returns why a connection to a server is not tracked. From now on, its client's connection is not tracked either.

@@ -152,9 +152,9 @@ pub enum Event {
         /// The reason will not change.
         for_good: bool,
     },
-    /// Answer to [`Action::Look`].
+    /// Answer to [`Action::Look`]. Also to [`Action::Commit`], if not all bytes are forwarded yet.
     Looked(Result<Box<Switched>, SwitchError>),
-    /// Answer to [`Action::Commit`].
+    /// Answer to [`Action::Commit`]. Also to [`Action::Look`], where [`Core::may_commit`] allows it.
     Committed(Result<Box<Switched>, SwitchError>),
     /// Answer to [`Action::Unsplice`].
     Unspliced {

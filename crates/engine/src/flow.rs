@@ -148,7 +148,7 @@ impl Flow {
         let ends = match now.state {
             FlowState::Copying | FlowState::Unsplicing => None,
             _ => datapath.and_then(|d| match &*self.owner() {
-                FlowOwner::Keeper(kept) => ends(d, self, kept.released.as_ref()),
+                FlowOwner::Keeper(kept) => ends(d, self, kept.sockets.released()),
                 _ => ends(d, self, None),
             }),
         };
@@ -195,20 +195,37 @@ pub(crate) enum KeeperMessage {
     Stop,
 }
 
+/// Whether a forwarded flow has sockets, and what its positions follow from.
+pub(crate) enum Sockets {
+    /// They are parked. `origin`: [`Switched::origin`](longsplice_datapath::Switched) of the commit.
+    Parked { origin: Pair<u64> },
+    /// There are none.
+    Released(Pair<Released>),
+}
+
+impl Sockets {
+    /// Returns the legs' records if there are no sockets.
+    pub fn released(&self) -> Option<&Pair<Released>> {
+        match self {
+            Sockets::Parked { .. } => None,
+            Sockets::Released(released) => Some(released),
+        }
+    }
+}
+
 /// The state of a flow while it is forwarded.
 pub(crate) struct ForwardedFlow {
     pub parked: Pair<Parked>,
     pub core: Core,
     pub purpose: Purpose,
-    /// Set when no sockets are left.
-    pub released: Option<Pair<Released>>,
+    pub sockets: Sockets,
     /// Time of the next look.
     pub due: Time,
 }
 
 impl ForwardedFlow {
-    pub fn new(parked: Pair<Parked>, core: Core, purpose: Purpose) -> ForwardedFlow {
-        ForwardedFlow { parked, core, purpose, released: None, due: monotonic() }
+    pub fn new(parked: Pair<Parked>, core: Core, purpose: Purpose, origin: Pair<u64>) -> ForwardedFlow {
+        ForwardedFlow { parked, core, purpose, sockets: Sockets::Parked { origin }, due: monotonic() }
     }
 
     /// Returns whether the flow must be looked at before the keeper wakes up by itself.
@@ -227,13 +244,20 @@ impl ForwardedFlow {
         Event::Seen(Box::new(Seen { why, paths: d.paths_of(flow.legs.each_ref()), legs }))
     }
 
+    /// Returns the positions of all data from both hosts when the flow was seen, if they follow from its path entries.
+    pub fn ends_seen(&self, event: &Event) -> Option<Pair<u64>> {
+        let (Event::Seen(seen), Sockets::Parked { origin }) = (event, &self.sockets) else { return None };
+        let ends = seen.paths.as_ref()?.each_ref().zip(*origin).map(|(path, origin)| path.position(origin));
+        Some(Pair::new(ends.client?, ends.server?))
+    }
+
     pub fn on(&mut self, flow: &Flow, event: Event) -> Action {
         flow.step(&mut self.core, self.parked.each_mut().map(|parked| &mut parked.at), event)
     }
 
     /// Returns whether the hosts believe they talk to each other.
     fn is_transparent(&self, d: &Datapath, flow: &Flow) -> bool {
-        let released = self.released.as_ref().is_some_and(|released| released.client.is_foreign());
+        let released = self.sockets.released().is_some_and(|released| released.client.is_foreign());
         released || d.leg(&flow.legs.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
     }
 
@@ -248,7 +272,7 @@ impl ForwardedFlow {
     pub fn is_spoilt(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
         let strays = |(parked, leg): (&Parked, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
             Some(stood) => parked.strays(stood).unwrap_or(Strays::None),
-            None if self.released.is_some() => Strays::None,
+            None if self.sockets.released().is_some() => Strays::None,
             None => Strays::Taken, // it was just being taken back
         };
         match self.parked.iter().zip(flow.legs.iter()).map(strays).max() {
@@ -259,19 +283,20 @@ impl ForwardedFlow {
             }
             Some(Strays::Held | Strays::Taken) => {}
         }
-        self.released.is_none()
+        self.sockets.released().is_none()
     }
 
     /// Closes the parked sockets; the flow goes on without them. Returns false if it cannot.
     pub fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
         self.parked.iter_mut().for_each(Parked::close_silently);
         let Pair { client, server } = flow.legs.each_ref().map(|leg| datapath.release(leg));
-        self.released = client.zip(server).map(|(client, server)| Pair::new(client, server));
-        self.released.is_some()
+        let (Some(client), Some(server)) = (client, server) else { return false };
+        self.sockets = Sockets::Released(Pair::new(client, server));
+        true
     }
 
     pub fn recreate(&self, d: &Datapath, flow: &Flow, force: bool) -> Result<Recreated, SwitchError> {
-        let released = self.released.as_ref().ok_or(SwitchError::Untracked)?;
+        let released = self.sockets.released().ok_or(SwitchError::Untracked)?;
         let new = d.recreate(flow.legs.each_ref(), released, force);
         match &new {
             Ok(_) | Err(SwitchError::Fragments) => {}

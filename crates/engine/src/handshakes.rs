@@ -514,7 +514,7 @@ const PORT_TRIES: u32 = 32;
 /// Finds an address and a port of ours for a connection to `server`, and prepares its record.
 fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr, waits: bool) -> Option<Tuple> {
     let kind = EndToEnd { foreign: false, waits };
-    let (source, _) = engine.ports.source_for(server).ok()?;
+    let source = engine.ports.usual_for(server).ok()?.0.source;
     if server.is_ipv4() != client.is_v4() || source.is_loopback() || source == server.ip() {
         return None;
     }

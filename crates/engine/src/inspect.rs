@@ -130,7 +130,7 @@ impl Splicer {
         let status = flow.status(datapath);
         let (place, released) = match &*flow.owner() {
             FlowOwner::Task { .. } => ("a task, which copies or drains", None),
-            FlowOwner::Keeper(kept) => ("the keeper, while the data path forwards", kept.released),
+            FlowOwner::Keeper(kept) => ("the keeper, while the data path forwards", kept.sockets.released().copied()),
             FlowOwner::Gone => return None,
         };
         let legs = flow.legs.each_ref();

@@ -180,6 +180,7 @@ impl Keeper {
             Stop::Go => kept.see(d, &flow, why),
             stop => Event::Stop { leave: stop == Stop::Leave },
         };
+        let ends = kept.ends_seen(&event);
         let mut action = kept.on(&flow, event);
         loop {
             let event = match action {
@@ -189,10 +190,10 @@ impl Keeper {
                     Err(error) => Event::Recreated(Err(error)),
                 },
                 Action::Unsplice { .. } if kept.core.is_ending() => {
-                    return self.take(&flow, owner, FlowOwner::Gone).end(action);
+                    return self.take(&flow, owner, FlowOwner::Gone).end(action, None);
                 }
                 Action::Unsplice { .. } => return self.give_back(&flow, owner, |_| action),
-                Action::End { .. } => return self.take(&flow, owner, FlowOwner::Gone).end(action),
+                Action::End { .. } => return self.take(&flow, owner, FlowOwner::Gone).end(action, ends),
                 _ => break,
             };
             action = kept.on(&flow, event);
@@ -206,7 +207,7 @@ impl Keeper {
             kept.due = monotonic() + kept.pause(&flow, fair);
             self.agenda.look(kept.due, id);
         }
-        if let (Why::Kept, None, Some(at)) = (why, &kept.released, kept.core.release_at(&flow.policy)) {
+        if let (Why::Kept, None, Some(at)) = (why, kept.sockets.released(), kept.core.release_at(&flow.policy)) {
             self.agenda.release(at, id);
         }
     }

@@ -1,12 +1,21 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
-use crate::{core::Position, early::Early, holding::FirstData, live::Live, refusal::Refusal, sync::lock, taps::Tap};
+use crate::{
+    core::Position,
+    early::Early,
+    holding::FirstData,
+    live::{Live, read_now, write_now},
+    refusal::Refusal,
+    sync::lock,
+    taps::Tap,
+};
 use longsplice_datapath::{
     PathFacts, Repair, Tuple, clamp_window, lift_outstanding, lift_unread, limit_outstanding, limit_unread, make_room,
     path_facts, received, unread,
 };
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
+    any::Any,
     io::{self, IoSlice},
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -26,6 +35,8 @@ const NEAR: Duration = Duration::from_micros(250);
 /// The socket of a leg.
 #[derive(Debug)]
 enum Socket {
+    /// Accepted, and not registered with a runtime yet. It can be read and written as long as that need not wait.
+    Idle(OwnedFd),
     /// Registered with the runtime: can be read and written.
     Live(Live),
     /// Not registered: the flow is forwarded, or is about to be copied again.
@@ -51,6 +62,8 @@ pub struct Leg {
     pub(crate) early: Mutex<Option<Box<Early>>>,
     /// See [`Leg::speaks_first`].
     pub(crate) speaks_first: bool,
+    /// Whether the socket lacks TCP_NODELAY; see [`Leg::hurry`].
+    delays: bool,
     /// Size of the receive buffer before it was limited; see [`Leg::clamp`].
     clamped: Option<usize>,
     /// Whether the host was near when its path was last measured: a small window does not slow it down.
@@ -67,12 +80,27 @@ pub struct Leg {
     pub(crate) tap: Option<Tap>,
     /// Holds back the first data of both hosts; see [`EndToEndListener::hold_first_data`](crate::EndToEndListener).
     pub(crate) first: Option<Box<FirstData>>,
+    /// See [`Leg::until_parked`].
+    seat: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Leg {
-    /// Wraps a socket with TCP_NODELAY set. The sender has already delayed what it wanted to delay.
+    /// Wraps a socket that has been connected to a server, without TCP_NODELAY.
+    pub(crate) fn to_server(socket: Live, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
+        Leg { delays: true, ..Leg::new(socket, remote, local, refusal) }
+    }
+
+    /// Wraps a socket with TCP_NODELAY that was accepted.
+    pub(crate) fn idle(socket: OwnedFd, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
+        Leg::with(Socket::Idle(socket), remote, local, refusal)
+    }
+
+    /// Wraps a socket with TCP_NODELAY.
     pub(crate) fn new(socket: Live, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
-        let socket = Socket::Live(socket);
+        Leg::with(Socket::Live(socket), remote, local, refusal)
+    }
+
+    fn with(socket: Socket, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
         Leg {
             socket,
             remote,
@@ -82,6 +110,7 @@ impl Leg {
             hops: None,
             early: Mutex::default(),
             speaks_first: false,
+            delays: false,
             clamped: None,
             is_near: false,
             held_back: false,
@@ -90,6 +119,7 @@ impl Leg {
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
             first: None,
+            seat: None,
         }
     }
 
@@ -256,12 +286,24 @@ impl Leg {
         }
     }
 
+    /// Drops `seat` when the flow is spliced, or with the leg: until then, the flow needs the thread that it was assigned to.
+    #[doc(hidden)]
+    pub fn until_parked(&mut self, seat: impl Any + Send + Sync) {
+        self.seat = Some(Box::new(seat));
+    }
+
     /// Takes the leg and leaves a closed one in its place.
     pub(crate) fn take(&mut self) -> Leg {
         let (announced, refusal) = (self.announced.clone(), self.refusal.clone());
         let (socket, early) = (Socket::Gone, Mutex::default());
-        let closed = Leg { socket, announced, early, refusal, tap: None, first: None, ..*self };
+        let closed = Leg { socket, announced, early, refusal, tap: None, first: None, seat: None, ..*self };
         std::mem::replace(self, closed)
+    }
+
+    /// Returns whether the socket was accepted, and nobody has waited for it yet.
+    #[doc(hidden)]
+    pub fn is_idle(&self) -> bool {
+        matches!(self.socket, Socket::Idle(_))
     }
 
     /// Returns whether the leg has no socket, because a flow has taken or closed it.
@@ -280,7 +322,7 @@ impl Leg {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.socket {
             Socket::Live(s) => Some(s.get().as_fd()),
-            Socket::Parked(s) => Some(s.as_fd()),
+            Socket::Idle(s) | Socket::Parked(s) => Some(s.as_fd()),
             Socket::Gone => None,
         }
     }
@@ -295,6 +337,16 @@ impl Leg {
     /// Returns whether a small window does not slow the host down, as its path was last measured.
     pub(crate) fn is_near(&self) -> bool {
         self.is_near
+    }
+
+    /// Sets TCP_NODELAY before any but the first write: the sender has already delayed what it wanted to delay. Nagle's algorithm
+    /// never delays the first (RFC 9293, 3.7.4), and many connections to servers have no other.
+    pub(crate) fn hurry(&mut self) -> io::Result<()> {
+        if self.delays && self.at.produced > 0 {
+            SockRef::from(self.socket()?.get()).set_tcp_nodelay(true)?;
+            self.delays = false;
+        }
+        Ok(())
     }
 
     /// Returns the number of bytes from the host that wait to be read.
@@ -315,7 +367,7 @@ impl Leg {
     #[doc(hidden)]
     pub fn close_silently(&mut self) {
         // a parked socket is in repair mode already; if this fails, the data path mutes the FIN anyway
-        if matches!(self.socket, Socket::Live(_)) {
+        if !matches!(self.socket, Socket::Parked(_)) {
             self.repair(Repair::On);
         }
         self.socket = Socket::Gone;
@@ -350,10 +402,13 @@ impl Leg {
     /// Takes the socket out of the runtime and puts it into repair mode. If the process dies, the kernel then closes the
     /// socket without a FIN, and no socket is left that could answer for the connection after the data path is gone.
     pub(crate) fn park(&mut self) {
+        self.seat = None;
         self.keep_alive(None);
         self.repair(Repair::On);
-        if let Socket::Live(s) = std::mem::replace(&mut self.socket, Socket::Gone) {
-            self.socket = Socket::Parked(s.leave());
+        match std::mem::replace(&mut self.socket, Socket::Gone) {
+            Socket::Live(s) => self.socket = Socket::Parked(s.leave()),
+            Socket::Idle(s) => self.socket = Socket::Parked(s),
+            Socket::Parked(_) | Socket::Gone => {}
         }
     }
 
@@ -372,14 +427,10 @@ impl Leg {
         self.repair(if probe { Repair::Probe } else { Repair::Off });
     }
 
-    /// Registers the parked or new socket with the runtime again.
-    pub(crate) fn attend(&mut self) -> io::Result<()> {
-        match &self.socket {
-            Socket::Live(_) => return Ok(()),
-            Socket::Parked(s) => SockRef::from(s).set_tcp_nodelay(true)?,
-            Socket::Gone => {}
-        }
-        self.enter()
+    /// Registers the socket with the current runtime, unless it is registered.
+    #[doc(hidden)]
+    pub fn attend(&mut self) -> io::Result<()> {
+        if matches!(self.socket, Socket::Live(_)) { Ok(()) } else { self.enter() }
     }
 
     /// Registers the socket with the current runtime, and takes it out of another one if
@@ -388,7 +439,7 @@ impl Leg {
     pub fn enter(&mut self) -> io::Result<()> {
         let socket = match std::mem::replace(&mut self.socket, Socket::Gone) {
             Socket::Live(s) => s.leave(),
-            Socket::Parked(s) => s,
+            Socket::Idle(s) | Socket::Parked(s) => s,
             Socket::Gone => return Err(parked()),
         };
         self.socket = Socket::Live(Live::new(socket)?);
@@ -397,14 +448,14 @@ impl Leg {
 
     /// Sets a new socket in place of the one that was closed.
     pub(crate) fn reopen(&mut self, socket: OwnedFd) {
-        self.socket = Socket::Parked(socket);
+        (self.socket, self.delays) = (Socket::Parked(socket), true);
     }
 
     /// Reduces a parked leg to what cannot be found elsewhere. Addresses, including announced ones, are stored in the flow.
     pub(crate) fn parked(self) -> Parked {
-        let Leg { socket, at, tap, .. } = self;
+        let Leg { socket, at, delays, tap, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
-        Parked { socket, at, tap }
+        Parked { socket, at, delays, tap }
     }
 
     /// Returns the connection as the data path knows it.
@@ -428,13 +479,14 @@ pub(crate) enum Strays {
 pub(crate) struct Parked {
     socket: Option<OwnedFd>,
     pub at: Position,
+    delays: bool,
     tap: Option<Tap>,
 }
 
 impl Parked {
     /// Makes a leg again, without announced addresses.
     pub fn leg(self, tuple: &Tuple) -> Leg {
-        let Parked { socket, at, tap } = self;
+        let Parked { socket, at, delays, tap } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
         Leg {
             socket,
@@ -445,6 +497,7 @@ impl Parked {
             hops: None,
             early: Mutex::default(),
             speaks_first: false,
+            delays,
             clamped: None,
             is_near: false,
             held_back: false,
@@ -453,6 +506,7 @@ impl Parked {
             refusal: OnceLock::new(),
             tap,
             first: None,
+            seat: None,
         }
     }
 
@@ -484,12 +538,24 @@ fn parked() -> io::Error {
 }
 
 impl Leg {
+    /// Reads or writes a socket that is not registered. If that had to wait, registers it and returns `None`.
+    fn if_idle<R>(&mut self, act: impl FnOnce(&OwnedFd) -> io::Result<R>) -> io::Result<Option<R>> {
+        let Socket::Idle(socket) = &self.socket else { return Ok(None) };
+        match act(socket) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.attend().map(|()| None),
+            done => done.map(Some),
+        }
+    }
+
     /// Reads once. Returns `true` if the read is one byte of urgent data (RFC 9293, 3.8.5). Other reads end before such a byte.
     pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
         self.first = None;
         let before = buf.filled().len();
         let room = buf.remaining() > 0;
-        let urgent = ready!(open(&mut self.socket)?.poll_read(cx, buf))?;
+        let urgent = match self.if_idle(|s| read_now(s, buf))? {
+            Some(urgent) => urgent,
+            None => ready!(open(&mut self.socket)?.poll_read(cx, buf))?,
+        };
         let n = buf.filled().len() - before;
         if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
             tap.read(self.at.consumed, &buf.filled()[before..]);
@@ -502,7 +568,11 @@ impl Leg {
 
     /// Writes once. With `urgent`, the last byte is urgent data.
     pub(crate) fn poll_give(&mut self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
-        let n = ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?;
+        self.hurry()?;
+        let n = match self.if_idle(|s| write_now(s, buf, urgent))? {
+            Some(n) => n,
+            None => ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?,
+        };
         if let Some(tap) = &self.tap {
             tap.wrote(self.at.produced, &buf[..n]);
         }
@@ -527,6 +597,8 @@ impl AsyncWrite for Leg {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.attend()?;
+        self.hurry()?;
         let n = ready!(open(&mut self.socket)?.poll_write_vectored(cx, bufs))?;
         let (mut at, mut left) = (self.at.produced, n);
         for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
@@ -549,6 +621,7 @@ impl AsyncWrite for Leg {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.attend()?;
         self.socket()?.shut()?;
         self.at.closed();
         Poll::Ready(Ok(()))

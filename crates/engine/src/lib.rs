@@ -74,6 +74,7 @@ mod sync;
 mod tap_reader;
 #[cfg_attr(not(feature = "taps"), path = "no_taps.rs")]
 mod taps;
+mod ticker;
 mod types;
 
 pub use early::Permit;

@@ -3,7 +3,6 @@
 use crate::{
     early::{Permit, Pipeline},
     leg::{Leg, ip},
-    live::Live,
     refusal::Refusal,
     splicer::Splicer,
     sync::lock,
@@ -92,6 +91,14 @@ impl Listener {
     /// Accepts the next connection. Errors are those of accept(2). On `EMFILE`, wait a little and try again: it is returned
     /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
     pub async fn accept(&self) -> io::Result<Leg> {
+        let mut leg = self.accept_idle().await?;
+        leg.attend()?;
+        Ok(leg)
+    }
+
+    /// Accepts the next connection like [`Listener::accept`], without registering its socket with the runtime ([`Leg::attend`]).
+    #[doc(hidden)]
+    pub async fn accept_idle(&self) -> io::Result<Leg> {
         let next = async {
             self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
             self.listener.async_io(Interest::READABLE, |l| accept(l)).await
@@ -103,7 +110,7 @@ impl Listener {
             inheritable(&SockRef::from(&socket))?;
         }
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
-        let mut leg = Leg::new(Live::new(socket)?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        let mut leg = Leg::idle(socket, remote, local, self.to_copy.then_some(Refusal::Policy));
         if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, _)| tpot.asked(&leg.tuple())) {
             leg.hops = Some(hops);
             leg.early = pipeline.and_then(|pipeline| pipeline.take(&leg.tuple(), isn)).into();

@@ -19,6 +19,7 @@ use std::{
     mem::MaybeUninit,
     net::{Shutdown, SocketAddr},
     os::fd::{AsFd, OwnedFd},
+    pin::pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
@@ -52,8 +53,11 @@ impl Live {
             r => r?,
         }
         let live = Live::new(socket.into())?;
-        poll_fn(|cx| live.socket.poll_write_ready(cx).map_ok(drop)).await?;
-        live.sock().take_error()?.map_or(Ok(live), Err)
+        let heard = |cx: &mut Context<'_>| live.socket.poll_write_ready(cx).map_ok(|heard| heard.ready());
+        // epoll reports that both directions are closed after each error: EPOLLHUP
+        let failed = poll_fn(heard).await?.is_write_closed();
+        let error = if failed { live.sock().take_error()? } else { None };
+        error.map_or(Ok(live), Err)
     }
 
     pub fn get(&self) -> &OwnedFd {
@@ -134,6 +138,8 @@ impl Live {
                     }
                     there.contains(PollFlags::POLLPRI)
                 }
+                // the runtime takes the end of a stream for urgent data as well, until one looks at its flags
+                false if heard.ready().is_read_closed() && !is_priority(socket, cx) => false,
                 // forgotten once the byte has been read
                 false => socket.try_io(Interest::PRIORITY, still_urgent).is_ok(),
             };
@@ -157,8 +163,7 @@ impl Live {
 
     /// Writes. With `urgent`, the mark is at the last of these bytes.
     pub fn poll_write(&self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
-        let flags = MSG_NOSIGNAL | if urgent { MSG_OOB } else { 0 };
-        self.poll_with_writable(cx, buf.len(), |s| SockRef::from(s).send_with_flags(buf, flags))
+        self.poll_with_writable(cx, buf.len(), |s| write_now(s, buf, urgent))
     }
 
     pub fn poll_write_vectored(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -173,6 +178,28 @@ impl Live {
             r => r,
         }
     }
+}
+
+/// Returns whether an event has announced urgent data. For a socket whose stream ends, as far as the runtime knows.
+fn is_priority(socket: &AsyncFd<OwnedFd>, cx: &mut Context<'_>) -> bool {
+    let heard = pin!(socket.ready(Interest::PRIORITY)).poll(cx);
+    matches!(heard, Poll::Ready(Ok(heard)) if heard.ready().is_priority())
+}
+
+/// Reads what is there, like [`Live::poll_read`], from a socket that is not registered.
+pub(crate) fn read_now(socket: &OwnedFd, buf: &mut ReadBuf<'_>) -> io::Result<bool> {
+    let there = there_is(socket)?;
+    if there.is_empty() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let urgent = there.contains(PollFlags::POLLPRI) && is_urgent(socket)?;
+    let room = if urgent { 1 } else { buf.remaining() };
+    Ok(receive(socket, buf, room)? == 1 && urgent)
+}
+
+/// Writes what there is room for. With `urgent`, the mark is at the last of these bytes.
+pub(crate) fn write_now(socket: &OwnedFd, buf: &[u8], urgent: bool) -> io::Result<usize> {
+    SockRef::from(socket).send_with_flags(buf, MSG_NOSIGNAL | if urgent { MSG_OOB } else { 0 })
 }
 
 fn there_is(socket: &OwnedFd) -> io::Result<PollFlags> {

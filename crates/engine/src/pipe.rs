@@ -55,6 +55,7 @@ impl Pipe {
 
     /// Moves the bytes in the pipe to the leg.
     pub fn empty(&mut self, cx: &mut Context<'_>, to: &mut Leg) -> Poll<io::Result<usize>> {
+        to.hurry()?;
         let gave = |socket: &OwnedFd| Ok(splice(&self.read, None, socket, None, self.filled, FLAGS)?);
         let n = ready!(to.socket()?.poll_with_writable(cx, 1, gave))?;
         self.filled -= n;

@@ -3,6 +3,7 @@
 
 use crate::sync::lock;
 use longsplice_datapath::Tuple;
+use nix::sys::socket::{getsockopt, sockopt::IpMtu};
 use std::{
     collections::HashMap,
     io,
@@ -21,6 +22,15 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Maximum number of servers in the cache. At the limit, it is cleared.
 const SERVERS: usize = 4096;
 
+/// What the kernel would choose for a connection to a server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usual {
+    /// Our address.
+    pub source: IpAddr,
+    /// MTU in bytes of the path from there, from which the MSS follows that is announced. `None`: not known.
+    pub mtu: Option<u32>,
+}
+
 /// Ports, and addresses if there are several, assigned in turn.
 #[derive(Debug)]
 pub(crate) struct Ports {
@@ -31,7 +41,7 @@ pub(crate) struct Ports {
     /// range, and is large, because long-lived ports lie next to each other, as they were assigned.
     leap: u32,
     /// The kernel's choice for each server, and the time of the answer.
-    usual: Mutex<HashMap<SocketAddr, (IpAddr, Instant)>>,
+    usual: Mutex<HashMap<SocketAddr, (Usual, Instant)>>,
 }
 
 impl Ports {
@@ -73,28 +83,28 @@ impl Ports {
             return Ok(None);
         }
         let n = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        Ok(self.nth_source(n, self.source_for(server)?.0))
+        Ok(self.nth_source(n, self.usual_for(server)?.0.source))
     }
 
-    /// Returns the address that the kernel would use towards `server`, and whether the kernel was asked just now.
-    pub fn source_for(&self, server: SocketAddr) -> io::Result<(IpAddr, bool)> {
+    /// Returns what the kernel would choose towards `server`, and whether it was asked just now.
+    pub fn usual_for(&self, server: SocketAddr) -> io::Result<(Usual, bool)> {
         let now = Instant::now();
-        if let Some((source, at)) = lock(&self.usual).get(&host(server))
+        if let Some((known, at)) = lock(&self.usual).get(&host(server))
             && now - *at < FRESH
         {
-            return Ok((*source, false));
+            return Ok((*known, false));
         }
-        let source = ask_kernel(server)?;
+        let asked = ask_kernel(server)?;
         let mut usual = lock(&self.usual);
         if usual.len() >= SERVERS {
             usual.clear();
         }
-        usual.insert(host(server), (source, now));
-        Ok((source, true))
+        usual.insert(host(server), (asked, now));
+        Ok((asked, true))
     }
 
     /// Removes an address that no longer exists from the cache.
-    pub fn forget_source(&self, server: SocketAddr) {
+    pub fn forget_usual(&self, server: SocketAddr) {
         lock(&self.usual).remove(&host(server));
     }
 }
@@ -115,12 +125,13 @@ fn host(mut server: SocketAddr) -> SocketAddr {
     server
 }
 
-/// Asks the kernel which address it would use towards `server`.
-fn ask_kernel(server: SocketAddr) -> io::Result<IpAddr> {
+/// Asks the kernel what it would choose towards `server`.
+fn ask_kernel(server: SocketAddr) -> io::Result<Usual> {
     let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let s = UdpSocket::bind(any)?;
     s.connect(server)?;
-    Ok(s.local_addr()?.ip())
+    let mtu = getsockopt(&s, IpMtu).ok().and_then(|mtu| u32::try_from(mtu).ok()); // of both families
+    Ok(Usual { source: s.local_addr()?.ip(), mtu })
 }
 
 #[cfg(test)]

@@ -19,12 +19,13 @@ use crate::{
     types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Datapath, Pair, PathFlags, Released, Side, Tuple, monotonic};
+use longsplice_datapath::{Datapath, Pair, PathFlags, Released, Side, Switched, Tuple, monotonic};
 use std::{
     future::{pending, poll_fn},
     pin::pin,
     sync::Arc,
     task::Poll,
+    time::Duration,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -37,6 +38,9 @@ pub(crate) struct Relay {
     purpose: Purpose,
     /// Set while the flow drains under the hold policy.
     holding: Option<Holding>,
+    /// What the freeze, the last look of a drain, or the commit found. Its next hops are good for the commit: whatever changes
+    /// within the next second is corrected by `Datapath::follow`.
+    seen: Option<Box<Switched>>,
     /// Set when no sockets are left.
     released: Option<Pair<Released>>,
 }
@@ -79,13 +83,14 @@ impl Relay {
             core: Core::new(message, obstacle, lengths),
             purpose,
             holding: None,
+            seen: None,
             released: None,
         }
     }
 
     /// Rebuilds a flow that the keeper gives back.
     pub fn revive(engine: &Arc<Engine>, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
-        let ForwardedFlow { parked, core, purpose, released, .. } = kept;
+        let ForwardedFlow { parked, core, purpose, sockets, .. } = kept;
         let mut legs = parked.zip(flow.legs).map(|(parked, tuple)| parked.leg(&tuple));
         legs.client.announced.clone_from(&flow.announced);
         Relay {
@@ -96,15 +101,17 @@ impl Relay {
             core,
             purpose,
             holding: None,
-            released,
+            seen: None,
+            released: sockets.released().copied(),
         }
     }
 
     /// Hands the flow to the keeper, together with the commands that were not read.
     fn keep(self, mut ears: TaskInbox) {
-        let Relay { engine, listed, legs, core, purpose, .. } = self;
+        let Relay { engine, listed, legs, core, purpose, seen, .. } = self;
         let flow = listed.keep();
-        let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose);
+        let origin = seen.expect("the commit").origin;
+        let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose, origin);
         let mut soon = kept.wants_look_soon(&flow);
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
@@ -146,7 +153,7 @@ impl Relay {
         loop {
             let event = match action {
                 Action::Keep => return self.keep(ears),
-                Action::End { how, forwarded } => return self.finish(how, forwarded),
+                Action::End { how, forwarded } => return self.finish(how, forwarded, None),
                 Action::Wait => Some(self.wait(&mut ears).await),
                 Action::LookBehind => Some(self.look_behind().await),
                 action => self.perform(action),
@@ -155,11 +162,11 @@ impl Relay {
         }
     }
 
-    /// Performs actions that need no waiting, until the flow has ended.
-    pub fn end(mut self, mut action: Action) {
+    /// Performs actions that need no waiting, until the flow has ended. `ends`: positions of all data from the hosts, if known.
+    pub fn end(mut self, mut action: Action, ends: Option<Pair<u64>>) {
         loop {
             match action {
-                Action::End { how, forwarded } => return self.finish(how, forwarded),
+                Action::End { how, forwarded } => return self.finish(how, forwarded, ends),
                 other => action = self.perform(other).map_or(Action::Wait, |event| self.on(event)),
             }
         }
@@ -169,13 +176,25 @@ impl Relay {
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
         self.legs.client.first = None; // it was not spliced at once: what has come is copied
         let (state, receiver) = (self.core.state(), self.core.message_from().map(Side::other));
+        for side in Side::BOTH.into_iter().filter(|_| state == State::Copying) {
+            if self.legs[side].attend().is_err() {
+                return Event::Failed(side);
+            }
+        }
         let (copies, listens) = (self.core.copies(), self.core.listens());
         let most = if copies { self.core.most() } else { 0 };
         let mut fails = pin!(self.receiver_fails());
         let rest = self.core.timer().map(|at| at.saturating_sub(monotonic()));
+        if rest == Some(Duration::ZERO) {
+            return Event::Timer; // it comes last below
+        }
         let Relay { pump, core, legs, .. } = self;
         let TaskInbox { orders, events, stop } = ears;
         tokio::select! {
+            biased; // most waits end without setting the timer
+            s = stopped(stop), if state != State::Closing => Event::Stop { leave: s == Stop::Leave },
+            c = order(orders), if core.takes_commands() => Event::Command(c),
+            side = &mut fails => Event::Failed(side),
             event = poll_fn(|cx| {
                 if listens && receiver.is_some_and(|receiver| legs[receiver].poll_heard(cx).is_ready()) {
                     return Poll::Ready(Event::Heard);
@@ -191,9 +210,6 @@ impl Relay {
                 }
             }) => event,
             () = events.notified(), if state != State::Copying => Event::Told,
-            c = order(orders), if core.takes_commands() => Event::Command(c),
-            side = &mut fails => Event::Failed(side),
-            s = stopped(stop), if state != State::Closing => Event::Stop { leave: s == Stop::Leave },
             () = tokio::time::sleep(rest.unwrap_or_default()), if rest.is_some() => Event::Timer,
         }
     }
@@ -243,9 +259,9 @@ impl Relay {
     }
 
     /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
-    fn finish(mut self, how: EndReason, forwarded: bool) {
+    fn finish(mut self, how: EndReason, forwarded: bool, ends: Option<Pair<u64>>) {
         if forwarded {
-            self.count_forwarded(how);
+            self.count_forwarded(how, ends);
         }
         Side::BOTH.iter().for_each(|from| self.end_stretch(*from, None)); // of a flow that could not be taken back
         if how == EndReason::Left {
@@ -302,10 +318,11 @@ impl Relay {
         }
     }
 
-    /// Counts the bytes forwarded since the last splice.
-    fn count_forwarded(&self, how: EndReason) {
+    /// Counts the bytes forwarded since the last splice. `known`: where they ended a moment ago.
+    fn count_forwarded(&self, how: EndReason, known: Option<Pair<u64>>) {
         let Some(d) = self.engine.datapath() else { return };
-        let Some(ends) = ends(d, self.flow(), self.released.as_ref()) else { return };
+        let known = known.filter(|_| how == EndReason::Closed); // nothing can follow
+        let Some(ends) = known.or_else(|| ends(d, self.flow(), self.released.as_ref())) else { return };
         // closed: by both hosts
         let fins = if how == EndReason::Closed { Some(Pair::both(true)) } else { self.fins(d) };
         let fins = fins.unwrap_or(Pair::both(false));

@@ -15,6 +15,7 @@ use crate::{
     refusal::Refusal,
     relay::Relay,
     sync::lock,
+    ticker,
     types::{Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
 };
 use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair};
@@ -257,6 +258,7 @@ impl Splicer {
             engine.announcer.tell(id, FlowEventKind::Refused(why));
         }
         let listed = engine.list(flow);
+        ticker::stir();
         if let Some(d) = engine.datapath().filter(|_| engine.lingering.is_crowd(engine.live())) {
             d.wake();
         }

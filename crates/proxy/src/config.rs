@@ -281,6 +281,11 @@ impl ListenerConfig {
         between_hosts && self.policy.when == SpliceWhen::AtOnce && self.policy.trigger.is_none()
     }
 
+    /// Returns whether connections may be spliced before anything is read from their clients.
+    pub(crate) fn splices_unread(&self) -> bool {
+        matches!(self.protocol, Protocol::Plug { .. } | Protocol::Tpot) && self.policy.when == SpliceWhen::AtOnce
+    }
+
     /// Returns the configuration of the cache, if the listener has one.
     pub fn cache(&self) -> Option<&CacheConfig> {
         match &self.protocol {

@@ -99,7 +99,8 @@ impl Front {
 pub(crate) struct Live {
     pub(crate) shared: Arc<Shared>,
     slots: [Slot; 2],
-    pub(crate) seat: Seat,
+    /// The relay has it, as long as the flow is not spliced.
+    pub(crate) seat: Option<Seat>,
 }
 
 impl Live {
@@ -108,7 +109,7 @@ impl Live {
         let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
         let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
         shared.live.send_modify(|n| *n += 1);
-        Ok(Live { shared: shared.clone(), slots, seat: shared.loads.seat(awake) })
+        Ok(Live { shared: shared.clone(), slots, seat: Some(shared.loads.seat(awake)) })
     }
 
     /// Counts the connection for its client, once that is known.

@@ -69,8 +69,9 @@ pub(crate) async fn connect_under(
 }
 
 /// Hands both legs to the engine. The log line is written when the connection has ended.
-pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
+pub(crate) fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
+    client.until_parked(relayed.live.seat.take());
     Counters::add(&shared.counters.relayed);
     let route = record.route.map(String::into_boxed_str);
     let listener = record.listener;

@@ -395,7 +395,7 @@ async fn accept_all(
         let accepted = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return,
-            accepted = socket.accept() => accepted,
+            accepted = socket.accept_idle() => accepted,
         };
         match accepted {
             Ok(client) => {
@@ -467,7 +467,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     Counters::add(&shared.counters.accepted);
     let client = legs[0].remote();
     match Live::enter(shared, front, client, awake) {
-        Ok(live) => serve_on(live, legs, serve),
+        Ok(live) => serve_on(live, (legs, !front.listener.splices_unread()), serve),
         // No line in the access log: a flood must not displace the lines of served clients.
         Err(full) => {
             Counters::add(&shared.counters.over_limit);
@@ -480,16 +480,21 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     }
 }
 
-/// Serves a connection on the worker that it was assigned to.
+/// Serves a connection on the worker that it was assigned to. `is_read`: its client is waited for before a splice.
 fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
     live: Live,
-    mut legs: [Leg; N],
+    (mut legs, is_read): ([Leg; N], bool),
     serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
 ) {
-    let runtime = live.seat.runtime().clone();
+    let runtime = live.seat.as_ref().map_or_else(Handle::current, |seat| seat.runtime().clone());
     let here = runtime.id() == Handle::current().id();
     runtime.spawn(async move {
-        match if here { Ok(()) } else { legs.iter_mut().try_for_each(Leg::enter) } {
+        let enter = |leg: &mut Leg| match leg.is_idle() {
+            true if is_read => leg.attend(),
+            false if !here => leg.enter(),
+            _ => Ok(()),
+        };
+        match legs.iter_mut().try_for_each(enter) {
             Ok(()) => serve(live, legs).await,
             Err(e) => {
                 Counters::add(&live.shared.counters.accept_errors);

@@ -76,7 +76,7 @@ struct Load {
     live: AtomicUsize,
 }
 
-/// Number of connections of each worker.
+/// Number of connections that each worker serves. A spliced one needs no worker.
 pub(crate) struct Loads(Vec<Arc<Load>>);
 
 impl Loads {
@@ -95,7 +95,7 @@ impl Loads {
     }
 }
 
-/// A connection's place on a worker, until it is dropped.
+/// A connection's place on a worker, until it is dropped. A connection that is taken back after a splice has none.
 pub(crate) struct Seat(Arc<Load>);
 
 impl Seat {

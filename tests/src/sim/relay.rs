@@ -284,22 +284,15 @@ impl Relay {
                     self.freeze(awake);
                     None
                 }
-                Action::Look => {
-                    let at = self.call(awake.m, switch_op::OP_LOOK).switched().map(Box::new);
-                    if let Ok(at) = &at {
-                        let is_held = |phase| phase == Phase::ToForwarding;
-                        self.holding = self.holding.zip(at.phase).map(|(holding, phase)| holding && is_held(phase));
-                    }
-                    Some(Event::Looked(at))
+                Action::Look if self.state == State::Draining && !self.core.copies() && !self.habits.hold => {
+                    // like the program, which tries to commit in its place
+                    Some(match self.commit(awake.m) {
+                        Err(SwitchError::Busy) => self.looked(awake.m),
+                        committed => Event::Committed(committed),
+                    })
                 }
-                Action::Commit { .. } => {
-                    assert!(self.hands.iter().all(|h| h.bytes.is_empty()), "forwarded with bytes in hand");
-                    let mut call = self.begin(switch_op::OP_COMMIT);
-                    call.args().fit = 1;
-                    let g = self.switch(awake.m, call);
-                    self.say(|| format!("commit {g:?}"));
-                    Some(Event::Committed(g.switched().map(Box::new)))
-                }
+                Action::Look => Some(self.looked(awake.m)),
+                Action::Commit { .. } => Some(Event::Committed(self.commit(awake.m))),
                 Action::Unsplice { away } => {
                     self.taken_back += u32::from(away.is_none());
                     Some(self.unsplice(awake))
@@ -311,6 +304,24 @@ impl Relay {
                 Action::LookBehind | Action::Release | Action::Recreate { .. } => unreachable!("{action:?}"),
             };
         }
+    }
+
+    fn looked(&mut self, m: &mut Model) -> Event {
+        let at = self.call(m, switch_op::OP_LOOK).switched().map(Box::new);
+        if let Ok(at) = &at {
+            let is_held = |phase| phase == Phase::ToForwarding;
+            self.holding = self.holding.zip(at.phase).map(|(holding, phase)| holding && is_held(phase));
+        }
+        Event::Looked(at)
+    }
+
+    fn commit(&mut self, m: &mut Model) -> Result<Box<Switched>, SwitchError> {
+        assert!(self.hands.iter().all(|h| h.bytes.is_empty()), "forwarded with bytes in hand");
+        let mut call = self.begin(switch_op::OP_COMMIT);
+        call.args().fit = 1;
+        let g = self.switch(m, call);
+        self.say(|| format!("commit {g:?}"));
+        g.switched().map(Box::new)
     }
 
     /// Kills the process. Its sockets belong to the kernel now: parked ones are silent.

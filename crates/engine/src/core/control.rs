@@ -11,9 +11,11 @@ use super::{
 };
 use crate::{
     EndReason, Refusal,
-    types::{Command, PathRule, SpliceWhen},
+    types::{Command, PathRule, Policy, SpliceWhen},
 };
-use longsplice_datapath::{Frozen, LegFlags, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
+use longsplice_datapath::{
+    Frozen, LegFlags, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, Tuple, can_fit,
+};
 use std::time::Duration;
 
 /// Maximum age of the byte counts in lists while a flow is copied.
@@ -471,6 +473,7 @@ impl Core {
             Event::Committed(Ok(at)) => self.committed(cx, &at),
             // since the look, and the data path may have taken it back
             Event::Committed(Err(SwitchError::Short | SwitchError::Busy)) if self.message.is_some() => self.passed(cx),
+            Event::Committed(Err(SwitchError::Closing)) => self.unsplice(None, None), // a reset: its answer says whose
             Event::Committed(Err(error)) => self.undrained(cx, error.into()),
             Event::Copied => {
                 self.control_mut().passed = true;
@@ -500,6 +503,13 @@ impl Core {
         }
     }
 
+    /// Returns the sizes of [`Action::Commit`] if a commit may be tried in place of the next look: all bytes before the bounds are
+    /// passed on, and only their acknowledgement may be missing. `at`: what was found last.
+    pub fn may_commit(&self, policy: &Policy, legs: Pair<&Tuple>, at: &Switched) -> Option<Pair<u32>> {
+        let may = self.state == State::Draining && self.control().passed && !policy.hold;
+        may.then(|| at.most(legs, self.control().mtu))
+    }
+
     /// Waits until the bytes before the bounds are passed on and both directions are forwarded, then commits.
     fn drained(&mut self, cx: &mut Context<'_>, at: Result<Box<Switched>, SwitchError>) -> Action {
         let at = match at {
@@ -511,7 +521,7 @@ impl Core {
             if has_passed {
                 return self.passed(cx);
             }
-            if self.message.is_none() && at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0 {
+            if self.is_closed(&at) {
                 return self.closed(cx);
             }
             let most = at.most(cx.legs.each_ref(), self.control().mtu);
@@ -552,7 +562,15 @@ impl Core {
         self.unsplice(None, None)
     }
 
+    /// Returns whether both hosts have closed, and know it of each other.
+    fn is_closed(&self, at: &Switched) -> bool {
+        self.message.is_none() && at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0
+    }
+
     fn committed(&mut self, cx: &mut Context<'_>, at: &Switched) -> Action {
+        if self.is_closed(at) {
+            return self.closed(cx);
+        }
         self.note_copied(cx);
         cx.shown.splices += 1;
         if let (Some(m), Some(control)) = (&mut self.message, &self.control) {

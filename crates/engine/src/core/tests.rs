@@ -3,6 +3,7 @@ use crate::types::{PathRule, SpliceWhen, Trigger};
 use longsplice_datapath::{EventKind, Phase};
 
 mod approach;
+mod commit;
 mod messages;
 mod progress;
 

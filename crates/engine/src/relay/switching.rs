@@ -9,7 +9,8 @@ use crate::{
     types::Trigger,
 };
 use longsplice_datapath::{
-    CommitOptions, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
+    Commit, CommitOptions, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched,
+    Tuple,
 };
 use std::time::Duration;
 
@@ -49,12 +50,8 @@ impl Relay {
                 None
             }
             Action::Freeze { fit } => Some(self.freeze(fit)),
-            Action::Look => {
-                let at = self.datapath().look(self.flow().legs.each_ref());
-                at.iter().for_each(|at| self.let_go(at));
-                Some(Event::Looked(at.map(Box::new)))
-            }
-            Action::Commit { at, most } => Some(Event::Committed(self.commit(&at, most).map(Box::new))),
+            Action::Look => Some(self.look()),
+            Action::Commit { at, most } => Some(self.commit(&at, most)),
             Action::Unsplice { away } => {
                 let event = self.unsplice(away);
                 self.holding = None; // held segments go to the sockets
@@ -71,7 +68,8 @@ impl Relay {
     }
 
     fn attend(&mut self) -> bool {
-        let attended = self.legs.iter_mut().try_for_each(Leg::attend);
+        // one that was just accepted may be spliced before anybody has to wait for it
+        let attended = self.legs.iter_mut().filter(|leg| !leg.is_idle()).try_for_each(Leg::attend);
         if let Err(error) = attended {
             // out of memory or epoll watches: both sockets are closed now, which ends both connections
             tracing::error!(flow = self.flow().id, %error, "the sockets of a flow are lost");
@@ -100,7 +98,8 @@ impl Relay {
     /// that relay a message are not forgotten: they go back to the caller, and may join other flows.
     fn forget(&self, why: Refusal) {
         let Some(d) = self.engine.datapath() else { return };
-        if self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
+        let unknown = self.legs.iter().all(Leg::is_only_copied);
+        if unknown || self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
             return;
         }
         let gone = d.give_back(self.flow().legs.each_ref());
@@ -126,6 +125,7 @@ impl Relay {
             Ok(frozen) => {
                 tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
                 self.let_go(&frozen.at);
+                self.seen = Some(Box::new(frozen.at));
             }
             Err(error) => {
                 tracing::debug!(flow = self.flow().id, %error, "not frozen");
@@ -147,18 +147,41 @@ impl Relay {
         }
     }
 
-    fn commit(&mut self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
-        let at = self.commit_both(at, most)?;
-        self.legs.iter_mut().for_each(Leg::park);
-        tracing::debug!(flow = self.flow().id, ?at, "spliced");
-        Ok(at)
+    /// Looks at both legs. Commits in the same call if the drain may be over.
+    fn look(&mut self) -> Event {
+        let tuples = self.tuples();
+        let seen = self.seen.take().filter(|at| at.has_plain_hops());
+        let tries = seen.and_then(|at| Some((self.core.may_commit(&self.flow().policy, tuples.each_ref(), &at)?, at)));
+        match tries {
+            Some((most, at)) => self.commit(&at, most),
+            None => self.looked(self.datapath().look(tuples.each_ref()).map(Box::new)),
+        }
+    }
+
+    fn looked(&mut self, at: Result<Box<Switched>, SwitchError>) -> Event {
+        at.iter().for_each(|at| self.let_go(at));
+        self.seen = at.clone().ok();
+        Event::Looked(at)
+    }
+
+    fn commit(&mut self, at: &Switched, most: Pair<u32>) -> Event {
+        match self.commit_both(at, most) {
+            Ok(Commit::Done(at)) => {
+                self.legs.iter_mut().for_each(Leg::park);
+                tracing::debug!(flow = self.flow().id, ?at, "spliced");
+                self.seen = Some(Box::new(at));
+                Event::Committed(Ok(Box::new(at)))
+            }
+            Ok(Commit::NotYet(at)) => self.looked(Ok(Box::new(at))),
+            Err(error) => Event::Committed(Err(error)),
+        }
     }
 
     /// Commits both directions on the data path.
-    pub(super) fn commit_untapped(&self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
+    pub(super) fn commit_untapped(&self, at: &Switched, most: Pair<u32>) -> Result<Commit, SwitchError> {
         let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
         let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
-        self.datapath().commit(self.flow().legs.each_ref(), at, most, CommitOptions { trigger, in_time: true })
+        self.datapath().commit_or_look(self.flow().legs.each_ref(), at, most, CommitOptions { trigger, in_time: true })
     }
 
     /// Installs new sockets, at the positions of the hosts, in a flow that was released.

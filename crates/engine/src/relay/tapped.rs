@@ -2,7 +2,7 @@
 
 use super::Relay;
 use crate::{sync::lock, tap_reader, taps::Begin};
-use longsplice_datapath::{FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched};
+use longsplice_datapath::{Commit, FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched};
 
 impl Relay {
     /// Freezes both directions. Holds the lock of the stretches meanwhile, because
@@ -29,13 +29,13 @@ impl Relay {
     }
 
     /// Commits both directions, and holds the lock of the stretches meanwhile.
-    pub(super) fn commit_both(&self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
+    pub(super) fn commit_both(&self, at: &Switched, most: Pair<u32>) -> Result<Commit, SwitchError> {
         let mut stretches = self.is_tapped().then(|| lock(&self.engine.tap_ring.stretches));
-        let at = self.commit_untapped(at, most)?;
-        if let Some(stretches) = &mut stretches {
+        let tried = self.commit_untapped(at, most)?;
+        if let (Some(stretches), Commit::Done(at)) = (&mut stretches, &tried) {
             self.tuples().iter().zip(at.origin).for_each(|(leg, origin)| stretches.committed(leg, origin));
         }
-        Ok(at)
+        Ok(tried)
     }
 
     /// Ends the spliced stretch of bytes from this host for taps: from

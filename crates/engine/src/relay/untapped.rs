@@ -2,14 +2,14 @@
 
 use super::Relay;
 use crate::taps::TapRing;
-use longsplice_datapath::{FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched};
+use longsplice_datapath::{Commit, FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched};
 
 impl Relay {
     pub(super) fn freeze_both(&self, halves: Pair<&Half>, how: FreezeOptions) -> Result<Frozen, SwitchError> {
         self.datapath().freeze(halves, how)
     }
 
-    pub(super) fn commit_both(&self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
+    pub(super) fn commit_both(&self, at: &Switched, most: Pair<u32>) -> Result<Commit, SwitchError> {
         self.commit_untapped(at, most)
     }
 

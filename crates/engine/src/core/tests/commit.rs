@@ -1,0 +1,43 @@
+//! Commits that are tried in place of a look.
+
+use super::*;
+
+/// A flow whose bytes before the bounds were passed on, and whether a commit could be tried before that, and after it.
+fn drained(policy: Policy) -> (Flow, [bool; 2]) {
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AtOnce, ..policy }, None);
+    flow.on(Event::Attended(true));
+    flow.measured();
+    let leg = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
+    let may = |flow: &Flow| flow.core.may_commit(&flow.policy, Pair::both(&leg), &Switched::default()).is_some();
+    flow.frozen();
+    let before = may(&flow);
+    assert!(matches!(flow.on(Event::Copied), Action::Look));
+    let after = may(&flow);
+    (flow, [before, after])
+}
+
+#[test]
+fn it_is_tried_once_all_bytes_are_passed_on() {
+    assert_eq!(drained(Policy::default()).1, [false, true]);
+    assert_eq!(drained(Policy { hold: true, ..Policy::default() }).1, [false; 2], "held segments go first");
+    let (mut flow, _) = drained(Policy::default());
+    assert!(matches!(flow.on(Event::Committed(Ok(Box::default()))), Action::Keep));
+    assert_eq!((flow.shown.state, flow.shown.splices), (FlowState::Spliced, 1));
+}
+
+#[test]
+fn what_has_ended_meanwhile_is_not_kept() {
+    let (mut flow, _) = drained(Policy::default());
+    let closed = Switched { flags: Pair::both(LegFlags::FIN_ACKED), ..Switched::default() };
+    ends(&flow.on(Event::Committed(Ok(Box::new(closed)))), EndReason::Closed, true);
+    assert_eq!((flow.shown.splices, flow.shown.refusal), (1, None));
+
+    let (mut flow, _) = drained(Policy::default());
+    assert!(matches!(flow.on(Event::Committed(Err(SwitchError::Closing))), Action::Unsplice { away: None }));
+    ends(
+        &flow.on(Event::Unspliced { at: Ok(reset(LegFlags::RESET_IN)), client_reset: false }),
+        EndReason::ClientReset,
+        false,
+    );
+    assert_eq!(flow.shown.refusal, None, "a reset is no refusal");
+}
