@@ -46,11 +46,13 @@ fn v6() {
     through(Family::V6);
 }
 
-/// As behind a router: a receiver on the same machine cannot coalesce segments whose memory its sender still holds.
+/// As behind a router: a receiver on the same machine cannot coalesce segments whose memory its sender still holds. A segment
+/// with PSH is left as it is, and then neither it nor the one behind it can be joined. How many have PSH depends on the moments
+/// at which the sender may send: 27 joined is the most, 26 usual, 21 was seen. Without headers of their own it is 15 at most.
 #[test]
 #[ignore = "root"]
 fn segments_that_wait_for_their_reader_are_joined() {
-    const BYTES: usize = 40_000; // 28 segments, which fit into the initial window
+    const BYTES: usize = 40_000; // 28 segments, which fit into the client's window
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
     for family in Family::BOTH {
         let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
@@ -62,7 +64,7 @@ fn segments_that_wait_for_their_reader_are_joined() {
         let joined = || lab.client.counter("TcpExt", "TCPRcvCoalesce").expect("counter");
         let before = joined();
         server.write_all(&[7; BYTES]).expect("sent");
-        wait_for(Duration::from_secs(10), || (joined() >= before + 22).then_some(()))
+        wait_for(Duration::from_secs(10), || (joined() >= before + 18).then_some(()))
             .unwrap_or_else(|| panic!("{family:?}: {} joined, {:?}", joined() - before, f.verdicts()));
         let mut all = vec![0; BYTES];
         client.read_exact(&mut all).expect("received");
