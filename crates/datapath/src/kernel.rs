@@ -332,7 +332,7 @@ fn pinned_flows(pin: &Path) -> Result<u32, OpenError> {
 }
 
 /// Returns a random number, from the keys that the standard library draws for its hashes.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
 }

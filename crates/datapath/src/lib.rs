@@ -49,6 +49,7 @@ mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tpot;
+mod tpot_probe;
 mod tpot_router;
 mod trace;
 mod vias;
@@ -132,6 +133,7 @@ pub use tpot::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotAsking, TpotHandshake, TpotKey,
     TpotOptions, TpotRole, TpotTunnel, tpot_avoided, tpot_flush, tpot_tunnels,
 };
+pub use tpot_probe::tpot_probe;
 pub use tpot_router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,
 };
