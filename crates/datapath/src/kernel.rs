@@ -183,6 +183,7 @@ impl Datapath {
         let m = &skel.maps;
         let maps = Maps {
             path_entry: dup(skel.progs.path_entry.as_fd())?,
+            clear_ended: dup(skel.progs.clear_ended.as_fd())?,
             paths4: handle(&m.paths4)?,
             paths6: handle(&m.paths6)?,
             legs: handle(&m.legs)?,
