@@ -200,6 +200,16 @@ static __always_inline int forget_if_may(const struct path_args *args, const str
 	return 0;
 }
 
+/* The same for the entries of `key` and, if given, `other`. Returns path_args.result. */
+static __always_inline int forget_flow(const struct path_args *args)
+{
+	int kept = forget_if_may(args, &args->key);
+
+	if (args->other.lport)
+		kept |= forget_if_may(args, &args->other) << 1;
+	return kept;
+}
+
 /* Add the record of a connection that user space is about to open. */
 static __noinline int await_answer(const struct path_args *args, __u64 now)
 {
@@ -390,9 +400,7 @@ int path_entry(struct path_args *ctx)
 		goto out;
 	}
 	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR || args.op == PATH_SWEEP || args.op == PATH_RETURN) {
-		args.result = forget_if_may(&args, &args.key);
-		if (args.other.lport)
-			args.result |= forget_if_may(&args, &args.other) << 1;
+		args.result = forget_flow(&args);
 		goto out;
 	}
 	found = !!find_path(&args.key);
@@ -419,6 +427,27 @@ int path_entry(struct path_args *ctx)
 	exchange(&args);
 out:
 	*ctx = args;
+	return 0;
+}
+
+/* Remove the entries of many flows that are over. */
+SEC("syscall")
+int clear_ended(struct clear_call *ctx)
+{
+	const __u32 pair = sizeof(struct tuple) * 2;
+	struct path_args args = { .op = PATH_CLEAR };
+	__u64 kept = 0;
+	__u32 i;
+
+	bpf_for(i, 0, CLEAR_FLOWS) {
+		if (i >= ctx->count)
+			break;
+		if (bpf_copy_from_user(&args.key, pair, (const void *)(ctx->flows + i * pair)))
+			kept |= 3ull << i * 2;
+		else
+			kept |= (__u64)forget_flow(&args) << i * 2;
+	}
+	ctx->kept = kept;
 	return 0;
 }
 

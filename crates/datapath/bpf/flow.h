@@ -28,6 +28,7 @@ enum constant {
 	VIA_INDEX = (1 << VIA_ROOM_SHIFT) - 1,
 	/* Bit of embryo.opts_in: the handshake is complete, but the table had no room for the leg. */
 	OPT_FULL = 0x10,
+	CLEAR_FLOWS = 32, /* limit of clear_call.count: two bits for each fit into clear_call.kept */
 };
 
 /* The four-tuple of a connection as one leg sees it. Network byte order; IPv4 addresses as ::ffff:a.b.c.d. */
@@ -430,6 +431,14 @@ struct path_args {
 	__u64 slot;         /* PATH_NEXT, PATH_IDLE, PATH_STOPPED: slot number */
 	struct path6 p; /* the entry; `remote` is unused if the key is IPv4 */
 	struct path p_other; /* PATH_GET: out: the entry of `other`; PATH_MOVE: `via` is the old next hop */
+};
+
+/* The argument of clear_ended(): PATH_CLEAR for many flows. */
+struct clear_call {
+	__u64 flows;  /* address in user space of an array of `count` pairs of struct tuple, like path_args.key and .other */
+	__u32 count;  /* at most CLEAR_FLOWS */
+	__u32 fill;
+	__u64 kept;   /* out: two bits for each flow, as in path_args.result; the lowest are those of the first flow */
 };
 
 /* The headers of a segment of a handshake between hosts, which user space passes on. */

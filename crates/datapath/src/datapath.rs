@@ -111,6 +111,12 @@ impl Datapath {
         self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
     }
 
+    /// The same for many flows, in few calls.
+    pub fn clear_ended(&self, flows: &[(Tuple, Option<Tuple>)]) {
+        let gone = self.maps.clear_ended(flows);
+        flows.iter().zip(gone).for_each(|((leg, other), gone)| self.free_remotes([Some(leg), other.as_ref()], gone));
+    }
+
     pub(crate) fn forget_leg(&self, leg: &Tuple) {
         self.maps.forget_leg(leg);
     }

@@ -4,7 +4,7 @@ use crate::{
     Datapath, Tuple, abi,
     maps::{errno, from_bytes},
 };
-use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{AsRawLibbpf, MapHandle, RingBuffer, RingBufferBuilder};
 use nix::{
     errno::Errno,
     libc,
@@ -149,8 +149,20 @@ fn failed(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
-/// Passes records to `f` until it returns false. Passes `None` when
-/// all present records have been passed, at least ten times a second.
+/// Returns the position in bytes up to which a ring with one map was read.
+fn consumed(ring: &RingBuffer<'_>) -> u64 {
+    // SAFETY: the ring is open, and has one map. A position is read from memory that stays mapped as long as it is open.
+    unsafe { libbpf_sys::ring__consumer_pos(libbpf_sys::ring_buffer__ring(ring.as_libbpf_object().as_ptr(), 0)) }
+}
+
+/// Returns the position in bytes up to which it was written, including records that are not finished.
+fn produced(ring: &RingBuffer<'_>) -> u64 {
+    // SAFETY: as in `consumed`.
+    unsafe { libbpf_sys::ring__producer_pos(libbpf_sys::ring_buffer__ring(ring.as_libbpf_object().as_ptr(), 0)) }
+}
+
+/// Passes records to `f` until it returns false. Passes `None` about ten times a second or more often. All records that were in
+/// the ring when one `None` was handled have been passed when the next one comes.
 pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bool) -> io::Result<()> {
     let f = RefCell::new(&mut f);
     let go = Cell::new(true);
@@ -162,9 +174,16 @@ pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bo
     })
     .map_err(failed)?;
     let ring = b.build().map_err(failed)?;
+    let mut present = 0; // where the ring ended at the last `None`
     while go.get() {
         match ring.poll_raw(Duration::from_millis(100)) {
-            0.. => hear(None),
+            // Reading stops before a record that another processor has not finished. If that one is delayed, perhaps because a
+            // hypervisor does not run it, finished records wait behind it.
+            0.. if consumed(&ring) < present => {}
+            0.. => {
+                hear(None);
+                present = produced(&ring);
+            }
             // a signal or SIGSTOP interrupts the wait: the ring was not read
             e if e == -libc::EINTR => {}
             e => return Err(io::Error::from_raw_os_error(-e)),

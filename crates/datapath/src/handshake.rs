@@ -27,13 +27,13 @@ use std::{
 const BEHIND: u32 = 1000;
 
 /// Hop limit of packets that are not forwarded.
-const TTL: u8 = 64;
+pub(crate) const TTL: u8 = 64;
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
-const RST: u8 = 0x04;
+pub(crate) const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
-const ACK: u8 = 0x10;
+pub(crate) const ACK: u8 = 0x10;
 const ECE: u8 = 0x40;
 const CWR: u8 = 0x80;
 
@@ -212,7 +212,7 @@ impl Handshake {
 }
 
 /// Returns an IP packet with the right lengths and checksums. The kernel computes that of the IPv4 header (raw(7)).
-fn complete(mut ip: Vec<u8>, mut tcp: Vec<u8>) -> Vec<u8> {
+pub(crate) fn complete(mut ip: Vec<u8>, mut tcp: Vec<u8>) -> Vec<u8> {
     let (length, v6) = (tcp.len() as u16, ip.len() == 40);
     if v6 {
         ip[4..6].copy_from_slice(&length.to_be_bytes());

@@ -183,6 +183,7 @@ impl Datapath {
         let m = &skel.maps;
         let maps = Maps {
             path_entry: dup(skel.progs.path_entry.as_fd())?,
+            clear_ended: dup(skel.progs.clear_ended.as_fd())?,
             paths4: handle(&m.paths4)?,
             paths6: handle(&m.paths6)?,
             legs: handle(&m.legs)?,
@@ -332,7 +333,7 @@ fn pinned_flows(pin: &Path) -> Result<u32, OpenError> {
 }
 
 /// Returns a random number, from the keys that the standard library draws for its hashes.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
 }

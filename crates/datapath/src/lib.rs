@@ -49,6 +49,7 @@ mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tpot;
+mod tpot_probe;
 mod tpot_router;
 mod trace;
 mod vias;
@@ -57,7 +58,7 @@ mod vias;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag, limit,
+        abi, clear_call, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag, limit,
         listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, switch_args, switch_call,
         switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train, train_key, tuple, verdict,
         via, via_flag,
@@ -132,6 +133,7 @@ pub use tpot::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotAsking, TpotHandshake, TpotKey,
     TpotOptions, TpotRole, TpotTunnel, tpot_avoided, tpot_flush, tpot_tunnels,
 };
+pub use tpot_probe::tpot_probe;
 pub use tpot_router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,
 };

@@ -80,6 +80,8 @@ unsafe impl Pod for abi::embryo {}
 // SAFETY: as above; the union's members overlap in full.
 unsafe impl Pod for abi::path_args {}
 // SAFETY: as above.
+unsafe impl Pod for abi::clear_call {}
+// SAFETY: as above.
 unsafe impl Pod for abi::abi {}
 // SAFETY: as above.
 unsafe impl Pod for abi::via {}
@@ -315,6 +317,8 @@ impl PathView {
 pub(crate) struct Maps {
     /// The program that looks up and changes path entries.
     pub path_entry: OwnedFd,
+    /// The program that removes the entries of many flows.
+    pub clear_ended: OwnedFd,
     pub paths4: MapHandle,
     pub paths6: MapHandle,
     pub legs: MapHandle,
@@ -465,6 +469,23 @@ impl Maps {
             return [false; 2];
         }
         [1, 2].map(|bit| args.result & bit == 0)
+    }
+
+    /// Removes the entries of flows that are over, as `forget` with `PATH_CLEAR`: all in one call, or at most
+    /// `CLEAR_FLOWS` in each. Returns for each flow which legs are gone.
+    pub fn clear_ended(&self, flows: &[(Tuple, Option<Tuple>)]) -> Vec<[bool; 2]> {
+        let cleared = flows.chunks(names::CLEAR_FLOWS as usize).flat_map(|some| {
+            let abi = |(leg, other): &(Tuple, Option<Tuple>)| [leg.to_abi(), other.map(|o| o.to_abi()).unwrap_or_default()];
+            let pairs: Vec<_> = some.iter().map(abi).collect();
+            let (flows, count) = (pairs.as_ptr() as u64, pairs.len() as u32);
+            let mut call = abi::clear_call { flows, count, ..Default::default() };
+            if let Err(error) = run_program(&self.clear_ended, &mut call).map_err(io::Error::from_raw_os_error) {
+                tracing::warn!(flows = count, %error, "path entries not removed");
+                call.kept = u64::MAX;
+            }
+            (0..count).map(move |i| [1, 2].map(|bit| (call.kept >> (2 * i)) & bit == 0))
+        });
+        cleared.collect()
     }
 
     /// Stops copying the forwarded data of a leg.

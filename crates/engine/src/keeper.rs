@@ -40,6 +40,8 @@ struct Keeper {
     next_look: Time,
     /// Earliest time of the next attempts to give flows new sockets.
     next_try: Time,
+    /// Earliest time at which lingering entries are removed again, unless there are too many: many in each call.
+    next_clear: Time,
     guard: Guard,
     sweeper: Sweeper,
 }
@@ -48,7 +50,7 @@ struct Keeper {
 pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
     let (now, guard) = (monotonic(), Guard::new(&engine, Instant::now()));
-    let mut k = Keeper { engine, agenda, returning, next_look: now, next_try: now, guard, sweeper };
+    let mut k = Keeper { engine, agenda, returning, next_look: now, next_try: now, next_clear: now, guard, sweeper };
     while !k.engine.is_closing() {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
@@ -70,8 +72,8 @@ pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>
             k.look(now);
         }
         k.release(now);
-        let now = Instant::now();
         k.clear_away(now);
+        let now = Instant::now();
         k.guard.look(&k.engine, now);
         k.sweep(now);
     }
@@ -148,12 +150,13 @@ impl Keeper {
         }
     }
 
-    fn clear_away(&mut self, now: Instant) {
+    fn clear_away(&mut self, now: Time) {
         let Some(d) = self.engine.datapath() else { return };
-        let live = self.engine.live();
-        for _ in 0..PAGE {
-            let Some((leg, other)) = self.engine.lingering.next_over(now, live) else { return };
-            d.forget_ended(&leg, other.as_ref());
+        let (live, lingering) = (self.engine.live(), &self.engine.lingering);
+        if now >= self.next_clear || lingering.is_crowd(live) {
+            self.next_clear = now + PACE;
+            let over = lingering.over(Instant::now(), live, PAGE);
+            d.clear_ended(&over);
         }
     }
 

@@ -88,8 +88,13 @@ impl Lingering {
         ended.take(n)
     }
 
-    /// Takes the next legs to be removed at `now`, beside `live` live flows.
-    pub fn next_over(&self, now: Instant, live: usize) -> Option<Legs> {
+    /// Takes the next flows to be removed at `now`, beside `live` live flows, at most `most`.
+    pub fn over(&self, now: Instant, live: usize, most: usize) -> Vec<Legs> {
+        std::iter::from_fn(|| self.next_over(now, live)).take(most).collect()
+    }
+
+    /// Takes the next legs to be removed.
+    fn next_over(&self, now: Instant, live: usize) -> Option<Legs> {
         let mut ended = lock(&self.ended);
         while let Some((n, (since, _))) = ended.flows.first_key_value().map(|(n, f)| (*n, *f)) {
             if ended.flows.len() <= self.most(live) && now < since + LINGER {

@@ -3,7 +3,11 @@
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions};
 use longsplice_proxy::access::{PortRange, Prefix};
-use std::{net::IpAddr, ops::RangeInclusive, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+};
 
 /// Maximum duration of a trace in seconds, so that a forgotten trace ends.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
@@ -85,7 +89,7 @@ pub enum Command {
     ///
     /// This changes nothing: programs are loaded and attached in a temporary network namespace. The exit status is 0 if
     /// splicing is possible, and 1 if not.
-    Doctor(Json),
+    Doctor(DoctorArgs),
     /// Print the man page, for `man -l` or for packaging.
     Man,
 }
@@ -362,12 +366,27 @@ pub enum Format {
     Json,
 }
 
-/// Arguments of `longsplice counters` and `longsplice doctor`.
+/// Arguments of `longsplice counters`.
 #[derive(Debug, clap::Args)]
 pub struct Json {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `longsplice doctor`.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Send a packet through a tunnel to this translucent proxy, and wait for its answer through the tunnel. May be repeated.
+    ///
+    /// The second address is one whose connections the proxy intercepts. Nothing is sent to it. An answer may take up to three
+    /// seconds; without one, something on the path drops IP in IP (protocol 4, or 41 with IPv6), or the proxy is not there.
+    #[arg(long, value_name = "PROXY,SERVER:PORT", value_parser = parse_tunnel)]
+    pub tunnel: Vec<(IpAddr, SocketAddr)>,
 }
 
 /// Arguments of `longsplice ls`.
@@ -465,6 +484,15 @@ fn parse_path(text: &str) -> Result<PathRule, String> {
         "any" => Ok(PathRule::Any),
         n => PathRule::within(n.parse().map_err(|_| "write auto, any, or a number from 1 to 1000".to_owned())?),
     }
+}
+
+fn parse_tunnel(text: &str) -> Result<(IpAddr, SocketAddr), String> {
+    let both = text.split_once(',').and_then(|(proxy, server)| Some((proxy.parse().ok()?, server.parse().ok()?)));
+    both.filter(|(proxy, server): &(IpAddr, SocketAddr)| proxy.is_ipv4() == server.is_ipv4()).ok_or_else(|| {
+        "write the proxy's address, a comma, and a server's address and port, both of one IP version: \
+         192.0.2.1,198.51.100.1:80"
+            .to_owned()
+    })
 }
 
 fn parse_state(text: &str) -> Result<FlowState, String> {

@@ -6,11 +6,13 @@
 mod attach;
 mod facts;
 
-use crate::Outcome;
+use crate::{Outcome, args::DoctorArgs};
 pub use facts::{APART, shared_ports};
+use longsplice_datapath::tpot_probe;
 use serde::Serialize;
 use std::{
     io::{self, Write},
+    net::{IpAddr, SocketAddr},
     process::ExitCode,
 };
 
@@ -65,7 +67,7 @@ struct Report {
 }
 
 /// `longsplice doctor`.
-pub fn doctor(json: bool) -> Outcome {
+pub fn doctor(args: &DoctorArgs) -> Outcome {
     let mut checks = facts::all();
     // If one of these is missing, the test would fail for a reason already reported.
     let pointless = checks
@@ -73,15 +75,32 @@ pub fn doctor(json: bool) -> Outcome {
         .any(|c| c.state == State::Missing && ["kernel", "capabilities", "bpffs", "data path"].contains(&c.name));
     checks.push(if pointless { attach::not_tried() } else { attach::attach() });
     checks.push(Check::ok("copying", "always possible: connections that cannot be spliced are copied"));
+    checks.extend(args.tunnel.iter().map(|(proxy, server)| tunnel(*proxy, *server)));
     let splicing = checks.iter().all(|c| c.state != State::Missing);
     let report = Report { splicing, checks };
     let mut out = io::stdout().lock();
-    if json {
+    if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
         out.write_all(text(&report).as_bytes())?;
     }
     Ok(if splicing { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The way to a translucent proxy and back.
+fn tunnel(proxy: IpAddr, server: SocketAddr) -> Check {
+    const NAME: &str = "tunnel";
+    let protocol = if proxy.is_ipv4() { "4" } else { "41" };
+    match tpot_probe(proxy, server) {
+        Ok(true) => Check::ok(NAME, format!("packets of IP protocol {protocol} to {proxy} and back pass")),
+        Ok(false) => {
+            let cure = format!(
+                "let IP protocol {protocol} pass both ways, and have {proxy} intercept connections to {server}"
+            );
+            Check::warning(NAME, format!("no answer from {proxy}: a connection that it intercepts opens late"), cure)
+        }
+        Err(e) => Check::warning(NAME, format!("{proxy}: {e}"), "needs a route to the proxy, and CAP_NET_RAW"),
+    }
 }
 
 fn text(report: &Report) -> String {

@@ -40,7 +40,7 @@ pub fn main() -> ExitCode {
         Command::Counters(json) => client::counters(control, json.json),
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),
-        Command::Doctor(json) => doctor::doctor(json.json),
+        Command::Doctor(args) => doctor::doctor(args),
         Command::Man => man::man(),
     };
     exit_code("longsplice", outcome)

@@ -177,6 +177,35 @@ fn a_second_stop_cuts_a_drain_short() {
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
+/// Also if nothing has been relayed yet.
+#[test]
+fn a_stop_is_in_the_access_log_for_each_connection() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let request = format!("GET http://{}/ HTTP/1.1\r\nHost: a\r\n\r\n", server.local_addr().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config");
+    let open = "rules = [{ action = \"allow\", target = \"127.0.0.1/32\" }]";
+    for (protocol, said, logged) in [("socks5", "\x05", "socks5"), ("http", &request, "method=GET")] {
+        let listener = format!("[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"127.0.0.1:0\"\n{open}\n");
+        fs::write(&config, listener).unwrap();
+        let arguments = ["--copy-only", "--config", config.to_str().unwrap()];
+        let mut proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+        let mut client = connect(proxy.address());
+        client.write_all(said.as_bytes()).unwrap();
+        let asked = (protocol == "http").then(|| server.accept().unwrap());
+        eventually("a connection", || {
+            let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+            (counters["proxy"]["accepted"].as_u64() == Some(1)).then_some(())
+        });
+        proxy.client(&["stop"]);
+        assert!(proxy.wait().success());
+        let log = fs::read_to_string(proxy.access_log()).unwrap();
+        assert!(log.lines().count() == 1 && log.contains("how=stopped") && log.contains(logged), "{log:?}");
+        assert!(client.read(&mut [0; 1]).is_err(), "it is reset");
+        drop(asked);
+    }
+}
+
 #[test]
 fn sigterm_and_sigint_end_it_cleanly() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {

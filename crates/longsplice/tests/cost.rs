@@ -27,8 +27,8 @@ const CONNECTIONS: usize = 2000;
 const ROUNDS: usize = 5;
 /// How often the program looks for events each second while there are many. On a slow machine, that is often per connection.
 const LOOKS: u64 = 1000;
-/// Connections of all tests that the kernel may reset; see [`ask`].
-const MOST_RESETS: usize = 2;
+/// Connections of all tests that the kernel may reset; see [`ask`]. There are some hundred thousand.
+const MOST_RESETS: usize = 10;
 
 /// The tests take turns: what one does would be counted by another, as wake-ups.
 static TURN: Mutex<()> = Mutex::new(());
@@ -176,8 +176,8 @@ fn no_segment_waits_for_an_interrupt_under_load() {
 #[ignore = "root"]
 fn a_connection_takes_few_system_calls() {
     for (splice, length, most, most_bpf) in [
-        ("at-once", 1, 26.0, 5.0),
-        ("at-once", 64 * 1024, 26.5, 5.0),
+        ("at-once", 1, 26.0, 4.0),
+        ("at-once", 64 * 1024, 26.5, 4.5),
         ("never", 1, 25.0, 0.5),
         ("never", 64 * 1024, 28.5, 0.5),
     ] {

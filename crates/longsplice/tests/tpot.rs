@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::{
     fs,
     io::{self, ErrorKind, Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     process::{Command, Output},
 };
@@ -46,6 +46,38 @@ fn programs_that_know_nothing_of_it() {
     assert_eq!(["intercepted", "opened"].map(|name| counter(&proxy, "tpot", name)), [2, 2]);
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
+}
+
+/// `longsplice doctor` says whether tunnels pass.
+#[test]
+#[ignore = "root"]
+fn doctor_probes_the_tunnel() {
+    let here = Translucent::new();
+    let (_proxy, _host) = (here.proxy(), here.host());
+    let doctor = |family, port| {
+        let named = format!(
+            "{},{}",
+            topology::FORWARDER_TO_CLIENT.ip(family),
+            topology::SERVER.port(family, port)
+        );
+        let output = here.lab.client.command(LONGSPLICE).args(["doctor", "--json", "--tunnel", &named]).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let check = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "tunnel").cloned();
+        check.unwrap_or_else(|| panic!("{output:?}"))
+    };
+    for family in Family::BOTH {
+        assert_eq!(doctor(family, PORT)["state"], "ok", "{}", doctor(family, PORT));
+        assert_eq!(doctor(family, 9)["state"], "warning", "nothing is intercepted there");
+    }
+    let drop = "table inet t { chain c { type filter hook output priority 0; meta l4proto { 4, 41 } drop; }; }";
+    let silent = "table inet t { chain c { type filter hook input priority 0; meta l4proto { 4, 41 } drop; }; }";
+    for rules in [silent, drop] {
+        here.lab.client.execute("nft", &[rules]).unwrap();
+        for family in Family::BOTH {
+            assert_eq!(doctor(family, PORT)["state"], "warning");
+        }
+        here.lab.client.execute("nft", &["delete table inet t"]).unwrap();
+    }
 }
 
 /// Requests and names are read of intercepted connections: for rules and the log. They go to the server that the client wants,
@@ -123,6 +155,43 @@ fn r39_http_and_tls_inside() {
     stop(host);
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
+}
+
+/// Replies are served from a cache without a connection to the server, but only to clients of the server that sent them: a
+/// client can name any host, whichever server it connects to.
+#[test]
+#[ignore = "root"]
+fn r13_replies_from_a_cache() {
+    let cache = tempfile::tempdir().unwrap();
+    let cached = format!("inside = \"http\"\ncache = {{ dir = \"{}\" }}\n{AT_ONCE}", cache.path().display());
+    let here = Translucent::with(&listeners(PORT, &cached));
+    let (proxy, host) = (here.proxy(), here.host());
+    let count = |name| counter(&proxy, "proxy", name);
+    for (n, family) in (1..).zip(Family::BOTH) {
+        let at = topology::SERVER.port(family, PORT);
+        let body: Vec<u8> = at.to_string().into_bytes().repeat(200_000);
+        let head = format!("Cache-Control: max-age=600\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+        let answer = [b"HTTP/1.1 200 OK\r\n", head.as_bytes(), &body].concat();
+        let listener = here.lab.server.run(|| TcpListener::bind(at)).unwrap();
+        // answers one request; then nobody can connect
+        let server = here.lab.server.spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(&answer).unwrap();
+        });
+        let get = || {
+            let mut curl: Command = here.lab.client.command("curl");
+            let got = curl.args(["-sSg", "--max-time", "20", "-HHost: same.test", &format!("http://{at}/file")]).output();
+            let got = got.unwrap();
+            assert!(got.status.success() && got.stdout == body, "{}", String::from_utf8_lossy(&got.stderr));
+        };
+        get();
+        server.join().unwrap();
+        eventually("stored", || (count("cache_stored") == n).then_some(()));
+        get();
+        assert_eq!((count("cache_hits"), count("cache_misses")), (n, n));
+    }
+    stop(host);
 }
 
 /// The server sees the proxy's address, and is told the client's if it wants to know.

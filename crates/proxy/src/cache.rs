@@ -1,4 +1,5 @@
-//! The cache of a forward proxy (RFC 9111), shared by all its clients, filled from the tap and served from the disk.
+//! The cache of a forward or a translucent proxy (RFC 9111), shared by all its
+//! clients, filled from the tap and served from the disk.
 //!
 //! A reply that may be stored is relayed like any other, copied or spliced. Its stored copy comes from a tap of the server's
 //! leg, which never delays the relay. A thread takes bodies from the tap, finds their ends, decodes chunks, and writes files.
@@ -523,12 +524,13 @@ impl Asking {
 /// Resolves a reference in a reply against the URL; `None` unless both have the same origin (RFC 9111, 4.4).
 fn same_origin(url: &str, reference: &[u8]) -> Option<String> {
     let reference = std::str::from_utf8(reference).ok()?.split('#').next()?;
+    let (server, url) = url.split_at(url.find("http://")?); // see `Question::url`
     let path = url.strip_prefix("http://")?.find('/')? + "http://".len();
     let (origin, _) = url.split_at(path);
     match reference {
         r if r.starts_with("//") => None,
-        r if r.starts_with('/') => Some(format!("{origin}{r}")),
-        r => r.strip_prefix(origin).is_some_and(|rest| rest.starts_with('/')).then(|| r.to_owned()),
+        r if r.starts_with('/') => Some(format!("{server}{origin}{r}")),
+        r => r.strip_prefix(origin).is_some_and(|rest| rest.starts_with('/')).then(|| format!("{server}{r}")),
     }
 }
 

@@ -297,5 +297,8 @@ fn references() {
         ("c", None),
     ] {
         assert_eq!(same_origin(url, reference.as_bytes()).as_deref(), want, "{reference}");
+        let server = "[2001:db8::1]:80 ";
+        let want = want.map(|want| format!("{server}{want}"));
+        assert_eq!(same_origin(&format!("{server}{url}"), reference.as_bytes()), want, "{reference}");
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     tls,
     users::Users,
 };
-use longsplice_engine::{Leftovers, Leg};
+use longsplice_engine::{EndReason, Leftovers, Leg};
 use std::{sync::Arc, time::Instant};
 use tokio::time::timeout;
 
@@ -30,8 +30,9 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         client.tap(dir.tap(client.remote()));
     }
     let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake);
-    let Some(header) = unless_stopped(&live, header).await else { return reset(&live, client) };
+    let header = unless_stopped(&live, header).await;
     let mut record = Record::new(listener.protocol.name(), client.source());
+    let Some(header) = header else { return stop((live, started), client, record) };
     if let Err(fault) = header {
         live.shared.counters.fault(&fault);
         record.fault(&fault);
@@ -49,7 +50,8 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
     let shared = &live.shared;
     let ready = handshake(shared, listener, (&mut client, buffer), &mut record);
-    let Some(ready) = unless_stopped(&live, ready).await else { return reset(&live, client) };
+    let ready = unless_stopped(&live, ready).await;
+    let Some(ready) = ready else { return stop((live, started), client, record) };
     match ready {
         Ok(ready) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
         Err(fault) => {
@@ -72,6 +74,13 @@ async fn unless_stopped<T>(live: &Live, step: impl Future<Output = T>) -> Option
         done = step => Some(done),
         () = live.shared.splicer.stopped() => None,
     }
+}
+
+/// Resets a client because all connections have to end.
+fn stop((live, started): (Live, Instant), client: Leg, mut record: Record) {
+    record.how = EndReason::Stopped.as_str();
+    reset(&live, client);
+    write(&live, record, started);
 }
 
 fn reset(live: &Live, client: Leg) {

@@ -33,7 +33,7 @@ use alarm::Alarm;
 use bytes::Bytes;
 use forward_request::{Held, RoutedRequest, To};
 use habit::Habit;
-use longsplice_engine::{Leftovers, Leg};
+use longsplice_engine::{EndReason, Leftovers, Leg};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
 use std::{
     net::SocketAddr,
@@ -59,6 +59,8 @@ struct Row<'a> {
     began: Instant,
     /// Number of requests so far.
     count: u64,
+    /// Start and method of a request that has no line in the access log yet.
+    pending: Option<(Instant, String)>,
     alarm: Alarm,
     /// Completes when no new requests may be accepted.
     stop: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
@@ -90,6 +92,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
         habit: Habit::default(),
         began: Instant::now(),
         count: 0,
+        pending: None,
         alarm: Alarm::new(),
         // also completes if the sender is gone
         stop: Box::pin(async move { drop(stop.wait_for(|stop| *stop).await) }),
@@ -98,6 +101,11 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
         next = row.requests() => next,
         () = shared.splicer.stopped() => Next::Reset,
     };
+    if let Some((started, method)) = row.pending.take() {
+        let mut record = row.record();
+        (record.method, record.how) = (Some(method), EndReason::Stopped.as_str());
+        write(&row.live, record, started);
+    }
     let Row { live, mut client, server, began, .. } = row;
     match next {
         Next::Relay(record) => {
@@ -134,9 +142,12 @@ impl Row<'_> {
                 Ok(Some(request)) => {
                     self.count += 1;
                     Counters::add(&self.shared().counters.requests);
+                    self.pending = Some((started, request.method.clone()));
                     let mut record = self.record();
                     record.method = Some(request.method.clone());
-                    self.serve(&request, record, started).await
+                    let next = self.serve(&request, record, started).await;
+                    self.pending = None;
+                    next
                 }
                 Ok(None) => return Next::Close,
                 Err((fault, status)) => {

@@ -34,8 +34,8 @@ struct Stretch {
     end: Option<u64>,
     /// Sequence number at the start.
     seq: u32,
-    /// Offset of extended sequence numbers. Known from the commit on.
-    origin: u64,
+    /// Offset of extended sequence numbers, which copies carry from the commit on.
+    origin: Option<u64>,
     /// Highest position up to which bytes were copied.
     seen: u64,
     targets: Vec<Target>,
@@ -47,12 +47,12 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Returns the stream position of a copy. `None` if it lies before
+    /// Returns the stream position of a copy, if it is one of this stretch. `None` if it lies before
     /// the beginning of the stream, which no honest sender produces.
     fn position(&self, at: TapPosition) -> Option<u64> {
         let at = match at {
             TapPosition::Stream(at) => at,
-            TapPosition::Extended(at) => self.origin.wrapping_add(at),
+            TapPosition::Extended(at) => self.origin?.wrapping_add(at),
             TapPosition::Low(seq) => self.start.wrapping_add_signed(i64::from(seq.wrapping_sub(self.seq) as i32)),
         };
         (at <= i64::MAX as u64).then_some(at)
@@ -76,7 +76,7 @@ impl Stretch {
             }
             // missing bytes below the start come from control mode, perhaps just now
             if sure > self.start && stream.next() >= self.start.wrapping_add(t.shift) {
-                stream.give_up(sure.wrapping_add(t.shift));
+                report(t, stream.give_up(sure.wrapping_add(t.shift)), "acknowledged");
             }
         }
     }
@@ -93,10 +93,17 @@ impl Stretch {
             let mut state = lock(&t.state);
             // below a stretch without bytes, control mode may still have to read (`Limit::Keep`)
             if end > self.start {
-                state.stream(t.way).give_up(end.wrapping_add(t.shift));
+                report(t, state.stream(t.way).give_up(end.wrapping_add(t.shift)), "settled");
             }
             state.settled();
         }
+    }
+}
+
+/// Logs that forwarded bytes were not copied.
+fn report(to: &Target, missing: u64, because: &str) {
+    if missing > 0 {
+        tracing::debug!(way = ?to.way, missing, because, "forwarded bytes are missing for a tap");
     }
 }
 
@@ -151,7 +158,7 @@ impl Stretches {
             start: b.start,
             end: None,
             seq: b.seq,
-            origin: 0,
+            origin: None,
             seen: b.start,
             targets: sender.into_iter().chain(receiver).collect(),
             legs: b.legs,
@@ -166,7 +173,7 @@ impl Stretches {
 
     pub fn committed(&mut self, leg: &Tuple, origin: u64) {
         if let Some(s) = self.open(leg) {
-            s.origin = origin;
+            s.origin = Some(origin);
         }
     }
 
@@ -179,14 +186,18 @@ impl Stretches {
         }
     }
 
-    /// Passes a record from the ring to the taps.
+    /// Passes a record from the ring to the taps. The ring may be behind: then it belongs to an older stretch, whose extended
+    /// sequence numbers have another offset (after 4 GB). So the oldest stretch that has its position takes it.
     pub fn copied(&mut self, c: &TapRecord<'_>) {
         let Some(stretches) = self.of.get_mut(&c.leg) else { return };
-        for s in stretches.iter_mut().rev() {
-            if let Some(at) = s.position(c.at)
-                && at + c.bytes.len() as u64 > s.start
-            {
-                return s.put(at, at.saturating_add_signed(c.acked.into()), c.bytes);
+        for s in stretches.iter_mut() {
+            let Some(at) = s.position(c.at) else { continue };
+            let (past, end) = (at + c.bytes.len() as u64, s.end.unwrap_or(u64::MAX));
+            if past > s.start && at < end {
+                s.put(at, at.saturating_add_signed(c.acked.into()), c.bytes);
+                if past <= end {
+                    return;
+                }
             }
         }
     }
@@ -233,3 +244,6 @@ impl Stretches {
 fn is_acknowledged(d: &Datapath, s: &Stretch) -> bool {
     d.look(s.legs.each_ref()).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
 }
+
+#[cfg(test)]
+mod tests;

@@ -390,7 +390,7 @@ impl Stream {
             match last.filter(|last| *last > at) {
                 Some(last) => drop(self.unhold(last)),
                 // The reader is far behind: do not wait for missing ranges any longer.
-                None if sure => self.give_up(self.held.first_key_value().map_or(at, |(k, _)| *k).min(at)),
+                None if sure => drop(self.give_up(self.held.first_key_value().map_or(at, |(k, _)| *k).min(at))),
                 None => return,
             }
             if self.next >= at {
@@ -423,13 +423,16 @@ impl Stream {
         }
     }
 
-    /// Turns missing ranges below `to` into gaps.
-    pub fn give_up(&mut self, to: u64) {
+    /// Turns missing ranges below `to` into gaps. Returns their number of bytes.
+    pub fn give_up(&mut self, to: u64) -> u64 {
+        let mut missing = 0;
         while self.next < to {
             let hole = self.held.first_key_value().map_or(to, |(at, _)| *at).min(to);
+            missing += hole - self.next;
             self.skip(hole - self.next);
             self.take_held();
         }
+        missing
     }
 
     fn skip(&mut self, n: u64) {

@@ -29,6 +29,8 @@ const SECRETS: [&str; 2] = ["authorization", "cookie"];
 /// The parts of a client's request that a cache needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
+    /// The URL. An intercepted request goes to the server that its client wants, whichever host it names. So that server's
+    /// address and port and a space come before its URL: clients of other servers get other replies.
     pub url: String,
     pub only_if_cached: bool,
     /// The client sent a condition.
@@ -40,6 +42,7 @@ pub(crate) struct Question {
 /// Metadata of a stored reply: everything except its body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
+    /// As in [`Question::url`].
     pub url: String,
     /// Digest of the filter that the reply passed.
     pub filter: String,

@@ -338,7 +338,8 @@ impl SourceFile<'_> {
             return Err(self.wrong(filter.span(), cure));
         }
         if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http || !raw.route.is_empty()) {
-            let cure = "only forward proxies have caches: remove the key, or use protocol = \"http\" without routes";
+            let cure = "only forward proxies and intercepted HTTP have caches: remove the key, or use \
+                        protocol = \"http\" without routes, or inside = \"http\"";
             return Err(self.wrong(cache.span(), cure));
         }
         let methods_or_path =
@@ -480,10 +481,6 @@ impl SourceFile<'_> {
             let cure =
                 "clients of intercepted connections cannot authenticate, as they know of no proxy: remove the users";
             return Err(self.wrong(users, cure));
-        }
-        if let Some(cache) = &raw.cache {
-            let cure = "a client could store a reply of its own server for any host: remove the cache";
-            return Err(self.wrong(cache.span(), cure));
         }
         Ok(true)
     }

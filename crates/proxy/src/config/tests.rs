@@ -235,7 +235,9 @@ fn values_that_do_not_go_together() {
     expect(&format!("{tpot}inside = \"tls\"\nport = 443"), (5, 8), "where their clients want");
     expect(&format!("{tpot}inside = \"tls\"\nvia = \"a\""), (5, 7), "only HTTP has this");
     expect(&format!("{tpot}inside = \"http\"\nusers = {{ a = \"b\" }}"), (5, 9), "cannot authenticate");
-    expect(&format!("{tpot}inside = \"http\"\ncache = {{ dir = \"c\" }}"), (5, 9), "remove the cache");
+    expect(&format!("{tpot}cache = {{ dir = \"c\" }}"), (4, 9), "inside = \"http\"");
+    let cached = read(&format!("{tpot}inside = \"http\"\ncache = {{ dir = \"c\" }}")).unwrap();
+    assert!(cached.listeners[0].cache().is_some());
     let pool = "[pool.p]\nservers = [\"a:1\"]\n";
     let route = format!("{pool}{tpot}inside = \"http\"\n[[listener.route]]\npool = \"p\"");
     expect(&route, (7, 1), "where their clients want");
@@ -328,7 +330,7 @@ fn caches() {
     mistake("memory = 1", (6, 1), "unknown field `memory`, expected one of `dir`, `size`, `object`");
     expect(&format!("{HTTP}[listener.cache]\n"), (4, 1), "missing field `dir`");
     expect(&format!("{HTTP}cache.dir = \"\""), (4, 13), "no directory");
-    expect(&socks("cache.dir = \"c\""), (4, 1), "only forward proxies have caches");
+    expect(&socks("cache.dir = \"c\""), (4, 1), "only forward proxies and intercepted HTTP have caches");
     let site = format!("{HTTP}cache.dir = \"c\"\nroute = [{{ pool = \"p\" }}]\n[pool.p]\nservers = [\"a:1\"]");
     expect(&site, (4, 1), "without routes");
     let two = |size| {

@@ -1,4 +1,4 @@
-//! Answers from the cache of a forward proxy: before a request goes to its server, and after
+//! Answers from the cache of a forward or a translucent proxy: before a request goes to its server, and after
 //! the server has confirmed the stored reply.
 //!
 //! The request has been checked by then. The rules are checked again for the server that sent
@@ -30,8 +30,12 @@ impl Row<'_> {
     ) -> Result<Next, Option<Box<Asking>>> {
         let request = routed.request;
         let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &routed.to) else { return Err(None) };
-        let Form::Absolute(_, path) = &request.form else { return Err(None) };
-        let url = format!("http://{}{path}", host(target));
+        let url = match &request.form {
+            Form::Absolute(_, path) | Form::Origin(path) => format!("http://{}{path}", host(target)),
+            Form::Authority(_) | Form::Asterisk => return Err(None),
+        };
+        let intercepts = self.front.listener.intercepts;
+        let url = if intercepts { format!("{} {url}", self.client.leg.local()) } else { url };
         let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
         let mut asking = Box::new(Asking {
             cache: cache.clone(),
