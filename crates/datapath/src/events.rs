@@ -176,7 +176,12 @@ pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bo
     let ring = b.build().map_err(failed)?;
     let mut present = 0; // where the ring ended at the last `None`
     while go.get() {
-        match ring.poll_raw(Duration::from_millis(100)) {
+        let heard = match ring.poll_raw(Duration::from_millis(100)) {
+            // read anyway: a producer that does not see yet how far we have read wakes nobody up
+            0 => ring.consume_raw(),
+            heard => heard,
+        };
+        match heard {
             // Reading stops before a record that another processor has not finished. If that one is delayed, perhaps because a
             // hypervisor does not run it, finished records wait behind it.
             0.. if consumed(&ring) < present => {}

@@ -58,10 +58,10 @@ mod vias;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, clear_call, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag, limit,
-        listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, switch_args, switch_call,
-        switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train, train_key, tuple, verdict,
-        via, via_flag,
+        abi, clear_call, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag,
+        limit, listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, switch_args,
+        switch_call, switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train, train_key,
+        tuple, verdict, via, via_flag,
     };
     #[cfg(feature = "model")]
     pub use crate::skel::types::{edit, seg};

@@ -475,7 +475,8 @@ impl Maps {
     /// `CLEAR_FLOWS` in each. Returns for each flow which legs are gone.
     pub fn clear_ended(&self, flows: &[(Tuple, Option<Tuple>)]) -> Vec<[bool; 2]> {
         let cleared = flows.chunks(names::CLEAR_FLOWS as usize).flat_map(|some| {
-            let abi = |(leg, other): &(Tuple, Option<Tuple>)| [leg.to_abi(), other.map(|o| o.to_abi()).unwrap_or_default()];
+            let abi =
+                |(leg, other): &(Tuple, Option<Tuple>)| [leg.to_abi(), other.map(|o| o.to_abi()).unwrap_or_default()];
             let pairs: Vec<_> = some.iter().map(abi).collect();
             let (flows, count) = (pairs.as_ptr() as u64, pairs.len() as u32);
             let mut call = abi::clear_call { flows, count, ..Default::default() };

@@ -43,7 +43,9 @@ pub fn tpot_probe(proxy: IpAddr, server: SocketAddr) -> io::Result<bool> {
         sendto(tunnel.as_raw_fd(), &probe, &SockaddrStorage::from(SocketAddr::new(proxy, 0)), MsgFlags::empty())?;
         let end = Instant::now() + WAIT;
         let mut packet = [0; 256];
-        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| *left > Duration::from_millis(1)) {
+        while let Some(left) =
+            end.checked_duration_since(Instant::now()).filter(|left| *left > Duration::from_millis(1))
+        {
             let limit = TimeVal::new(left.as_secs() as _, left.subsec_micros() as _);
             setsockopt(&tunnel, ReceiveTimeout, &limit)?;
             match recv(tunnel.as_raw_fd(), &mut packet, MsgFlags::empty()) {

@@ -50,7 +50,8 @@ impl Place {
         let server = topology::SERVER.port(Family::V4, PORT);
         serve(&lab, server);
         let plug = format!("{}={server}", Place::front());
-        let arguments = ["--plug", &plug, "--splice", splice, "--log-format", "json"];
+        // in so small a table, entries of connections that have ended make room during each round
+        let arguments = ["--plug", &plug, "--splice", splice, "--log-format", "json", "--max-flows", "4096"];
         let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
         Place { proxy, pins: Pins::of(&lab.forwarder), lab, length: 0, _turn: turn }
     }
@@ -171,13 +172,13 @@ fn no_segment_waits_for_an_interrupt_under_load() {
 }
 
 /// A connection whose answer has so many bytes takes at most so many system calls, and so many bpf(2) among them. Some of these
-/// belong to the sweeper.
+/// belong to the sweeper, and few to the removal of entries, which is done for many connections at a time.
 #[test]
 #[ignore = "root"]
 fn a_connection_takes_few_system_calls() {
     for (splice, length, most, most_bpf) in [
-        ("at-once", 1, 26.0, 4.0),
-        ("at-once", 64 * 1024, 26.5, 4.5),
+        ("at-once", 1, 26.0, 4.7),
+        ("at-once", 64 * 1024, 26.5, 5.0),
         ("never", 1, 25.0, 0.5),
         ("never", 64 * 1024, 28.5, 0.5),
     ] {

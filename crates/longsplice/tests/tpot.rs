@@ -55,12 +55,9 @@ fn doctor_probes_the_tunnel() {
     let here = Translucent::new();
     let (_proxy, _host) = (here.proxy(), here.host());
     let doctor = |family, port| {
-        let named = format!(
-            "{},{}",
-            topology::FORWARDER_TO_CLIENT.ip(family),
-            topology::SERVER.port(family, port)
-        );
-        let output = here.lab.client.command(LONGSPLICE).args(["doctor", "--json", "--tunnel", &named]).output().unwrap();
+        let named = format!("{},{}", topology::FORWARDER_TO_CLIENT.ip(family), topology::SERVER.port(family, port));
+        let output =
+            here.lab.client.command(LONGSPLICE).args(["doctor", "--json", "--tunnel", &named]).output().unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let check = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "tunnel").cloned();
         check.unwrap_or_else(|| panic!("{output:?}"))
@@ -181,7 +178,8 @@ fn r13_replies_from_a_cache() {
         });
         let get = || {
             let mut curl: Command = here.lab.client.command("curl");
-            let got = curl.args(["-sSg", "--max-time", "20", "-HHost: same.test", &format!("http://{at}/file")]).output();
+            let got =
+                curl.args(["-sSg", "--max-time", "20", "-HHost: same.test", &format!("http://{at}/file")]).output();
             let got = got.unwrap();
             assert!(got.status.success() && got.stdout == body, "{}", String::from_utf8_lossy(&got.stderr));
         };

@@ -286,7 +286,10 @@ fn r57_more_addresses_for_more_connections() {
                 beyond.set_read_timeout(Some(PATIENCE))?;
                 beyond.read(&mut [0])
             });
-            assert!(refused.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |n| *n == 0), "{refused:?}");
+            assert!(
+                refused.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |n| *n == 0),
+                "{refused:?}"
+            );
             assert_eq!(counter(&proxy, "proxy", "unreachable"), 1, "{}", proxy.messages());
             drop(open);
             stop(host);
