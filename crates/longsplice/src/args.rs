@@ -621,4 +621,20 @@ mod tests {
         assert!(parse("longsplice run --max-flows 1").is_err());
         assert!(parse("longsplice splice").is_err());
     }
+
+    #[test]
+    fn a_tunnel_is_a_proxy_and_a_server() {
+        let tunnel = |text: &str| parse(&format!("longsplice doctor --tunnel {text}")).map(drop);
+        assert!(tunnel("192.0.2.1,198.51.100.1:80").is_ok() && tunnel("2001:db8::1,[2001:db8::2]:80").is_ok());
+        for wrong in [
+            "192.0.2.1",
+            "192.0.2.1,198.51.100.1",
+            "192.0.2.1:4,198.51.100.1:80",
+            "192.0.2.1,[2001:db8::2]:80",
+            "a,b:80",
+        ] {
+            let said = tunnel(wrong).unwrap_err().to_string();
+            assert!(said.contains("the proxy's address, a comma, and a server's address and port"), "{wrong}: {said}");
+        }
+    }
 }
