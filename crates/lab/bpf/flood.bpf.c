@@ -11,8 +11,7 @@
  * All of this happens on the CPU that runs the program: a batch is made, then the softirqs that it raises run, then
  * the next one is made. So nothing piles up, and the counters need no atomic instructions.
  *
- * Sequence numbers rise from packet to packet whatever the flow, so that all data are new to their receiver; and by
- * more than the payload, so that GRO never joins two packets.
+ * Each packet is the next in the order of its flow, as most packets are. PSH keeps GRO from joining two.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -26,12 +25,19 @@
 
 #define PAYLOAD 1
 #define IP_LEN (20 + 20 + PAYLOAD)
-#define SEQ_STEP 2
 /* So many packets have their checksums looked at; later ones cost no more than to be counted. */
 #define CHECKED 4096
 
 const volatile __u64 settings[FLOOD_SETTINGS] = {};
 __u64 counts[FLOOD_COUNTS] = {};
+
+/* Packets sent, by flow. User space sets the size. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} sent SEC(".maps");
 
 static __always_inline __u16 fold(__u64 sum)
 {
@@ -62,11 +68,14 @@ int generate(struct xdp_md *ctx)
 	__be32 *ip = data + ETH_HLEN, *tcp = ip + 5;
 	__u64 to = settings[FLOOD_TO_MAC], from = settings[FLOOD_FROM_MAC];
 	__u8 *payload = (void *)(tcp + 5);
-	__u32 flow, port;
+	__u32 flow, port, *before;
 
 	if ((void *)(payload + PAYLOAD) > end)
 		return XDP_ABORTED;
 	flow = (bpf_get_prandom_u32() * settings[FLOOD_FLOWS]) >> 32;
+	before = bpf_map_lookup_elem(&sent, &flow);
+	if (!before)
+		return XDP_ABORTED;
 	port = settings[FLOOD_SOURCE_PORT] + (flow & ((1 << settings[FLOOD_PORT_BITS]) - 1));
 
 	__builtin_memcpy(data, &to, 6);
@@ -79,7 +88,7 @@ int generate(struct xdp_md *ctx)
 	ip[4] = bpf_htonl(settings[FLOOD_TARGET]);
 	((struct iphdr *)ip)->check = ~ip_sum(ip);
 	tcp[0] = bpf_htonl(port << 16 | settings[FLOOD_TARGET_PORT]);
-	tcp[1] = bpf_htonl(settings[FLOOD_SEQ] + counts[FLOOD_SENT] * SEQ_STEP);
+	tcp[1] = bpf_htonl(settings[FLOOD_SEQ] + (*before)++ * PAYLOAD);
 	tcp[2] = bpf_htonl(settings[FLOOD_ACK]);
 	tcp[3] = bpf_htonl(0x50180000 | 0xffff); /* PSH and ACK, the largest window */
 	tcp[4] = 0;

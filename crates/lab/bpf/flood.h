@@ -25,7 +25,7 @@ enum flood_setting {
 	FLOOD_TARGET_PORT,
 	/* The port by which the sink knows them. */
 	FLOOD_SINK_PORT,
-	/* Sequence number of the first packet, and the acknowledgement of all. */
+	/* Sequence number of the first packet of each flow, and the acknowledgement of all. */
 	FLOOD_SEQ,
 	FLOOD_ACK,
 	FLOOD_SETTINGS

@@ -44,7 +44,7 @@ const FIRST_PORT: u16 = 1 << PORT_BITS;
 const FIRST_HOST: u8 = 64;
 /// Maximum number of flows: limited by the addresses left in the /24.
 pub const MOST_FLOWS: u32 = (255 - FIRST_HOST as u32) << PORT_BITS;
-/// Sequence number of the first packet of a flood.
+/// Sequence number of the first packet of each flow.
 pub const FIRST_SEQ: u32 = 1000;
 /// Acknowledgement number of all packets.
 pub const ACK: u32 = 5000;
@@ -141,7 +141,7 @@ impl Flood {
         ))?;
 
         let bpf = |what: &'static str| move |source| LabError::Bpf { what: what.into(), source };
-        let object = load(&settings(&aim, c0, f0)).map_err(bpf("loading the programs of the flood"))?;
+        let object = load(&settings(&aim, c0, f0), aim.flows).map_err(bpf("loading the programs of the flood"))?;
         let counts = object.maps().find(|map| map.name().to_string_lossy().ends_with(".bss"));
         let counts =
             MapHandle::try_from(&counts.expect("bpf/flood.bpf.c counts")).map_err(bpf("opening the counts"))?;
@@ -224,8 +224,10 @@ fn settings(aim: &Aim, from: Link, to: Link) -> [(u32, u64); 12] {
 }
 
 /// Loads the programs. Settings are constants, which the kernel compiles in.
-fn load(settings: &[(u32, u64)]) -> libbpf_rs::Result<Object> {
+fn load(settings: &[(u32, u64)], flows: u32) -> libbpf_rs::Result<Object> {
     let mut open = ObjectBuilder::default().open_memory(PROGRAMS)?;
+    let mut sent = open.maps_mut().find(|map| map.name() == "sent").expect("bpf/flood.bpf.c counts by flow");
+    sent.set_max_entries(flows)?;
     let mut constants = open.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata"));
     let bytes = constants.as_mut().and_then(|map| map.initial_value_mut()).expect("bpf/flood.bpf.c has settings");
     for (which, value) in settings {
