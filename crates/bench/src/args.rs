@@ -106,7 +106,8 @@ pub struct BenchArgs {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Options of wan and tpot")]
 pub struct WanArgs {
-    /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), or half at each (b100).
+    /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), half at each (b100), or with
+    /// `tpot` a third at each of its three links (t90).
     ///
     /// With this flag or one of those up to --ip, all combinations of their values are measured, and c100, 1m, bbr, 0, plug,
     /// down and v4 for those that are left out. Without any of them, a selection is measured.

@@ -20,6 +20,8 @@ pub enum Place {
     Server,
     /// Half at each.
     Both,
+    /// A third at each, and at the link between two forwarders; `tpot` only.
+    Thirds,
 }
 
 /// A round-trip time and its place: `c100` is 100 ms at the client's link.
@@ -36,12 +38,13 @@ impl Distance {
         Distance { place, ms }
     }
 
-    /// The share of the client's link and of the server's.
-    pub fn shares(self) -> [f64; 2] {
+    /// The shares of the client's link, of the server's, and of that between two forwarders.
+    pub fn shares(self) -> [f64; 3] {
         match self.place {
-            Place::Client => [1.0, 0.0],
-            Place::Server => [0.0, 1.0],
-            Place::Both => [0.5, 0.5],
+            Place::Client => [1.0, 0.0, 0.0],
+            Place::Server => [0.0, 1.0, 0.0],
+            Place::Both => [0.5, 0.5, 0.0],
+            Place::Thirds => [1.0 / 3.0; 3],
         }
     }
 }
@@ -54,7 +57,8 @@ impl FromStr for Distance {
             Some('c') => Place::Client,
             Some('s') => Place::Server,
             Some('b') => Place::Both,
-            _ => return Err("begin with c (client), s (server) or b (both), as in c100".into()),
+            Some('t') => Place::Thirds,
+            _ => return Err("begin with c (client), s (server), b (both) or t (thirds), as in c100".into()),
         };
         let ms = text[1..].parse().ok().filter(|ms| *ms <= MAX_MS);
         ms.map(|ms| Distance { place, ms }).ok_or_else(|| format!("write milliseconds up to {MAX_MS}, as in c100"))
@@ -67,6 +71,7 @@ impl fmt::Display for Distance {
             Place::Client => 'c',
             Place::Server => 's',
             Place::Both => 'b',
+            Place::Thirds => 't',
         };
         write!(f, "{place}{}", self.ms)
     }
@@ -200,6 +205,12 @@ pub enum Middle {
     /// The same, splicing before the first byte.
     #[value(skip)]
     TpotSpliced,
+    /// A chain of two: the same on both forwarders, pipelined and copying.
+    #[value(skip)]
+    TpotTwo,
+    /// The same, splicing before the first byte.
+    #[value(skip)]
+    TpotTwoSpliced,
 }
 
 impl Middle {
@@ -207,7 +218,14 @@ impl Middle {
     pub const WAN: [Middle; 6] =
         [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::EndToEnd, Middle::Haproxy];
     /// Those of `tpot`.
-    pub const TPOT: [Middle; 4] = [Middle::Routed, Middle::TpotBasic, Middle::TpotPipelined, Middle::TpotSpliced];
+    pub const TPOT: [Middle; 6] = [
+        Middle::Routed,
+        Middle::TpotBasic,
+        Middle::TpotPipelined,
+        Middle::TpotSpliced,
+        Middle::TpotTwo,
+        Middle::TpotTwoSpliced,
+    ];
 
     /// Title in tables.
     pub fn title(self) -> &'static str {
@@ -221,20 +239,26 @@ impl Middle {
             Middle::TpotBasic => "basic, copied",
             Middle::TpotPipelined => "pipelined, copied",
             Middle::TpotSpliced => "pipelined, spliced",
+            Middle::TpotTwo => "two, copied",
+            Middle::TpotTwoSpliced => "two, spliced",
         }
     }
 
-    /// Whether it is a translucent proxy.
-    pub fn is_translucent(self) -> bool {
-        matches!(self, Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotSpliced)
+    /// The number of translucent proxies.
+    pub fn translucent(self) -> usize {
+        match self {
+            Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotSpliced => 1,
+            Middle::TpotTwo | Middle::TpotTwoSpliced => 2,
+            _ => 0,
+        }
     }
 
     /// Whether it can take part in this cell.
     pub fn serves(self, cell: &Cell) -> bool {
         match cell.protocol {
             Protocol::Plug => true,
-            Protocol::Socks => !self.is_translucent() && !matches!(self, Middle::EndToEnd | Middle::Haproxy),
-            Protocol::Http => !self.is_translucent() && self != Middle::EndToEnd,
+            Protocol::Socks => self.translucent() == 0 && !matches!(self, Middle::EndToEnd | Middle::Haproxy),
+            Protocol::Http => self.translucent() == 0 && self != Middle::EndToEnd,
         }
     }
 }
@@ -351,9 +375,9 @@ mod tests {
     fn distances_and_sizes_are_read() {
         let read = |text: &str| text.parse::<Distance>();
         assert_eq!(read("c100"), Ok(Distance::new(Place::Client, 100)));
-        assert_eq!(read("s1").unwrap().shares(), [0.0, 1.0]);
-        assert_eq!(read("b50").unwrap().shares(), [0.5, 0.5]);
-        for text in ["c100", "s0", "b300"] {
+        assert_eq!(read("s1").unwrap().shares(), [0.0, 1.0, 0.0]);
+        assert_eq!(read("b50").unwrap().shares(), [0.5, 0.5, 0.0]);
+        for text in ["c100", "s0", "b300", "t90"] {
             assert_eq!(read(text).unwrap().to_string(), text);
         }
         for text in ["", "100", "c", "c-1", "c1001", "é1"] {

@@ -40,6 +40,11 @@ pub enum LinkDirection {
     FromServer,
     /// Packets received by the server.
     ToServer,
+    /// Packets sent by the second forwarder to the first, for [`Shape::TwoForwarders`](crate::Shape). Programs of the first
+    /// that are to see what has passed the link must be attached before.
+    FromSecond,
+    /// Packets sent by the first forwarder to the second, likewise.
+    ToSecond,
 }
 
 /// The impairments of one direction. The default is none.
@@ -169,6 +174,8 @@ impl Lab {
             LinkDirection::ToClient => (&self.client, "c0", true),
             LinkDirection::FromServer => (&self.server, "s0", false),
             LinkDirection::ToServer => (&self.server, "s0", true),
+            LinkDirection::FromSecond => (&self.forwarder, "f1", true),
+            LinkDirection::ToSecond => (&self.forwarder, "f1", false),
         };
         Impairment::attach(namespace, device, receives, impair)
     }

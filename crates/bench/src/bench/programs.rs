@@ -7,7 +7,7 @@ use super::{
     peers::{Peer, STREAM_MODULE},
     variant::Variant,
 };
-use longsplice_lab::{ChildGuard, Lab, LabError, topology};
+use longsplice_lab::{ChildGuard, Lab, LabError, Namespace, topology};
 use std::{
     fs,
     io::Write,
@@ -111,7 +111,7 @@ fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Opti
     if variant == Variant::SplicedPeer {
         arguments.extend(["--peer", lab.client_device(), "--peer", lab.server_device()]);
     }
-    let guard = run_longsplice(lab, dir, &longsplice_config(variant, release_after), &arguments, PATIENCE)?;
+    let guard = run_longsplice(&lab.forwarder, dir, &longsplice_config(variant, release_after), &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {
         return Err(format!("this machine cannot splice:\n{words}").into());
@@ -119,11 +119,17 @@ fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Opti
     Ok(guard)
 }
 
-/// Starts longsplice in the forwarder with its files in `dir` ([`control_socket`]), and waits within the limit until it is
+/// Starts longsplice in a forwarder with its files in `dir` ([`control_socket`]), and waits within the limit until it is
 /// ready. Like the other proxies it has no access log, unless the arguments name one.
-pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], limit: Duration) -> Result<ChildGuard> {
+pub fn run_longsplice(
+    at: &Namespace,
+    dir: &Path,
+    config: &str,
+    arguments: &[&str],
+    limit: Duration,
+) -> Result<ChildGuard> {
     let program = crate::program()?;
-    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
+    let mut run = at.command(program.to_str().ok_or("the path of this program is no text")?);
     let file = dir.join("longsplice.toml");
     fs::write(&file, format!("log = {{ file = \"off\" }}\n{config}"))?;
     run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG").current_dir(dir);

@@ -65,7 +65,7 @@ impl Site {
         let config = config(variant);
         let proxy = match variant.peer() {
             None if variant.routed() => None,
-            None => Some(run_longsplice(&lab, dir.path(), &config, arguments, PATIENCE)?),
+            None => Some(run_longsplice(&lab.forwarder, dir.path(), &config, arguments, PATIENCE)?),
             Some(Peer::Haproxy) => {
                 let file = dir.path().join("haproxy.cfg");
                 fs::write(&file, &config)?;

@@ -1,5 +1,5 @@
 //! Translucent proxies, as the TPOT paper measures them: the time until the first byte of a short connection (its Table 3), and
-//! transfers over long and lossy paths, with the proxy half way. Network, ends and figures are those of [`wan`](super::wan).
+//! transfers over long and lossy paths, with a proxy half way, or two at its thirds. Network, ends and figures are those of [`wan`](super::wan).
 
 use super::{
     Bench, Result,
@@ -9,6 +9,7 @@ use super::{
     wan::{self, Row},
 };
 use crate::cell::{Cell, Congestion, Distance, Middle, Place, Size};
+use longsplice_lab::Shape;
 use serde::{Deserialize, Serialize};
 use std::{fs, path::Path};
 
@@ -32,7 +33,7 @@ pub struct TpotResults {
 
 /// Measures these cells, or a selection.
 pub fn measure(bench: &Bench, cells: Option<Vec<Cell>>) -> Result<TpotResults> {
-    let venues = wan::venues(Middle::TPOT)?;
+    let venues = wan::venues(Middle::TPOT, Shape::TwoForwarders)?;
     let rows = wan::rows(bench, "tpot", &venues, cells.unwrap_or_else(selection))?;
     Ok(TpotResults { format: FORMAT, date: today(), machine: Machine::here(), rounds: bench.rounds, rows })
 }
@@ -49,7 +50,9 @@ fn selection() -> Vec<Cell> {
     let first = [1, 100].map(|ms| cell(ms, 1, 0.0));
     let far = [1, 10, 50, 100, 300].map(|ms| cell(ms, 5_000_000, 0.0));
     let lossy = [0.1, 1.0].map(|loss| cell(50, 2_000_000, loss));
-    first.into_iter().chain(far).chain(lossy).collect()
+    let thirds = [cell(100, 1, 0.0), cell(100, 5_000_000, 0.0), cell(300, 5_000_000, 0.0), cell(60, 2_000_000, 1.0)]
+        .map(|cell| Cell { distance: Distance { place: Place::Thirds, ..cell.distance }, ..cell });
+    first.into_iter().chain(far).chain(lossy).chain(thirds).collect()
 }
 
 impl TpotResults {

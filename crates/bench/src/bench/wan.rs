@@ -23,7 +23,7 @@ use crate::{
 };
 use ends::LIMIT;
 use longsplice_datapath::SenderFacts;
-use longsplice_lab::Namespace;
+use longsplice_lab::{Namespace, Shape};
 use results::Run;
 pub use results::{JSON, Row, WanResults, tables};
 use std::{
@@ -50,7 +50,8 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<WanResults> {
         unsplices: Vec::new(),
     };
     let has = |middle: &Middle| *middle != Middle::Haproxy || bench.has(super::variant::Variant::Haproxy);
-    let venues = venues(Middle::WAN.into_iter().filter(|middle| args.compares(*middle) && has(middle)))?;
+    let subjects = Middle::WAN.into_iter().filter(|middle| args.compares(*middle) && has(middle));
+    let venues = venues(subjects, Shape::TwoDevices)?;
     if args.wants(WanPart::Cells) {
         results.rows = rows(bench, "wan", &venues, args.cells())?;
     }
@@ -64,8 +65,8 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<WanResults> {
 }
 
 /// Sets up a venue for each subject.
-pub fn venues(subjects: impl IntoIterator<Item = Middle>) -> Result<Vec<Venue>> {
-    let set = |middle: Middle| Venue::set(middle).map_err(|e| format!("{}: {e}", middle.title()).into());
+pub fn venues(subjects: impl IntoIterator<Item = Middle>, shape: Shape) -> Result<Vec<Venue>> {
+    let set = |middle: Middle| Venue::set(middle, shape).map_err(|e| format!("{}: {e}", middle.title()).into());
     subjects.into_iter().map(set).collect()
 }
 
@@ -103,7 +104,7 @@ fn row(bench: &Bench, venues: &[Venue], cell: Cell) -> Result<Row> {
 
 /// Transfers the object once, or over HTTP a few times after once that does not count.
 fn run(venue: &Venue, cell: &Cell) -> Result<Run> {
-    let needless = || venue.hosts().map(duplicates).iter().sum::<u64>();
+    let needless = || venue.hosts().map(duplicates).sum::<u64>();
     let before = (needless(), venue.server.facts(), venue.dropped());
     let logged = venue.logged();
     let (seconds, client) = venue.lab.client.run(|| transfers(venue, cell).map_err(|e| e.to_string()))?;
@@ -117,9 +118,9 @@ fn run(venue: &Venue, cell: &Cell) -> Result<Run> {
         thread::sleep(Duration::from_secs(2));
     }
     let count = if cell.protocol == Protocol::Http { seconds.len() + 1 } else { 1 };
-    let records = venue.records(logged, if late { 0 } else { count });
-    if venue.middle.is_translucent() && !late && records.is_empty() {
-        return Err("the connection has not met the proxy".into());
+    let records = venue.records(&logged, if late { 0 } else { count });
+    if !late && records.len() < venue.middle.translucent() {
+        return Err("the connection has not met each proxy".into());
     }
     Ok(Run {
         seconds: Spread::of(seconds).ok_or("nothing was transferred")?.median,

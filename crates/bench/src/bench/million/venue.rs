@@ -76,7 +76,7 @@ impl Venue {
         let room = connections + connections / 20 + FEW;
         let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
         // tables for a million flows are zeroed first
-        let proxy = run_longsplice(&lab, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
+        let proxy = run_longsplice(&lab.forwarder, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
         Ok(Venue { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
     }
 

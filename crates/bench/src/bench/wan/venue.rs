@@ -11,7 +11,7 @@ use super::{
     },
     ends::{Client, Server},
 };
-use crate::cell::{Cell, Middle, Protocol};
+use crate::cell::{Cell, Middle, Place, Protocol};
 use longsplice_lab::{
     ChildGuard, Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape, process::wait_for, topology,
 };
@@ -35,15 +35,17 @@ const HTTP_PORT: u16 = PORT + 2;
 const HANGING_UP: Duration = Duration::from_millis(600);
 /// Name of the access log.
 const LOG: &str = "access.log";
+/// Directories of the files of two proxies. One has the first.
+const PROXIES: [&str; 2] = ["first", "second"];
 
 /// A lab with one subject in the middle. Fields are dropped in order: programs before their namespaces.
 pub struct Venue {
     /// What stands in the middle.
     pub middle: Middle,
-    proxy: Option<ChildGuard>,
+    proxies: Vec<ChildGuard>,
     /// What makes the client's host ask for a translucent proxy.
     _host: Option<ChildGuard>,
-    _pins: [Pins; 2],
+    _pins: Vec<Pins>,
     links: Vec<(LinkDirection, Impairment)>,
     /// The server.
     pub server: Server,
@@ -54,31 +56,38 @@ pub struct Venue {
 
 impl Venue {
     /// Sets up a venue; its links are short until [`Venue::prepare`].
-    pub fn set(middle: Middle) -> Result<Venue> {
+    pub fn set(middle: Middle, shape: Shape) -> Result<Venue> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let forwarding = middle == Middle::Routed || middle.is_translucent();
-        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, forwarding, ..Options::default() })?;
-        let pins = [Pins::at(&lab.forwarder)?, Pins::at(&lab.client)?];
+        let forwarding = middle == Middle::Routed || middle.translucent() > 0;
+        let lab = Lab::new(shape, Options { large_packets: false, forwarding, ..Options::default() })?;
+        let hosts = [&lab.forwarder, &lab.client].into_iter().chain(&lab.second);
+        let pins = hosts.map(Pins::at).collect::<Result<_>>()?;
         let listeners = lab.server.run(|| {
             Family::BOTH.map(|f| listen(topology::SERVER.port(f, PORT))).into_iter().collect::<io::Result<_>>()
         })?;
         let server = Server::start(listeners)?;
-        // Before the links are impaired: its programs are those of a host, and see what has passed the link.
-        let host = middle.is_translucent().then(|| ask_for_proxies(&lab)).transpose()?;
-        use LinkDirection::{FromClient, FromServer, ToClient, ToServer};
-        let links = [FromClient, ToClient, FromServer, ToServer].map(|way| Ok((way, lab.impair(way, Impair::NONE)?)));
-        let links = links.into_iter().collect::<Result<_>>()?;
-        let proxy = start(middle, &lab, dir.path())?;
-        Ok(Venue { middle, proxy, _host: host, _pins: pins, links, server, lab, dir })
+        // Before the links are impaired: the programs on their devices are to see what has passed them.
+        let proxies = start(middle, &lab, dir.path())?;
+        let host = (middle.translucent() > 0).then(|| ask_for_proxies(&lab)).transpose()?;
+        use LinkDirection::{FromClient, FromSecond, FromServer, ToClient, ToSecond, ToServer};
+        let between: &[_] = if lab.second.is_some() { &[FromSecond, ToSecond] } else { &[] };
+        let links = [&[FromClient, ToClient, FromServer, ToServer], between].concat().into_iter();
+        let links = links.map(|way| Ok((way, lab.impair(way, Impair::NONE)?))).collect::<Result<_>>()?;
+        Ok(Venue { middle, proxies, _host: host, _pins: pins, links, server, lab, dir })
     }
 
     /// Makes the network that of a cell. Connections that exist are closed by the server.
     pub fn prepare(&self, cell: &Cell) -> Result<()> {
+        if cell.distance.place == Place::Thirds && self.lab.second.is_none() {
+            return Err(format!("{}: `wan` has two links; use `tpot`, or write c, s or b", cell.distance).into());
+        }
         if self.server.hang_up() {
             thread::sleep(HANGING_UP);
         }
         self.server.set_congestion(cell.congestion)?;
-        self.lab.forwarder.sysctl("net.ipv4.tcp_congestion_control", cell.congestion.of_forwarder())?;
+        for forwarder in [&self.lab.forwarder].into_iter().chain(&self.lab.second) {
+            forwarder.sysctl("net.ipv4.tcp_congestion_control", cell.congestion.of_forwarder())?;
+        }
         for (way, link) in &self.links {
             link.change(impairment(cell, *way))?;
         }
@@ -101,7 +110,7 @@ impl Venue {
     pub fn connect(&self, cell: &Cell) -> io::Result<Client> {
         let family = cell.version.family();
         let server = topology::SERVER.port(family, PORT);
-        if self.middle == Middle::Routed || self.middle.is_translucent() {
+        if self.middle == Middle::Routed || self.middle.translucent() > 0 {
             return Client::connect(server, None, cell.congestion);
         }
         let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
@@ -113,8 +122,8 @@ impl Venue {
     }
 
     /// All hosts.
-    pub fn hosts(&self) -> [&Namespace; 3] {
-        [&self.lab.client, &self.lab.forwarder, &self.lab.server]
+    pub fn hosts(&self) -> impl Iterator<Item = &Namespace> {
+        [&self.lab.client, &self.lab.forwarder, &self.lab.server].into_iter().chain(&self.lab.second)
     }
 
     /// Packets dropped because a queue was full, or that the lab could not send.
@@ -124,35 +133,37 @@ impl Venue {
 
     /// Connects to longsplice's control socket.
     pub fn control(&self) -> Result<longsplice::Client> {
-        Ok(longsplice::Client::connect(Some(&control_socket(self.dir.path())))?)
+        Ok(longsplice::Client::connect(Some(&control_socket(&self.dir.path().join(PROXIES[0]))))?)
     }
 
-    /// Length of longsplice's access log, from which [`Venue::records`] is to read.
-    pub fn logged(&self) -> u64 {
-        fs::metadata(self.log()).map_or(0, |log| log.len())
+    /// Lengths of the access logs of longsplice, from which [`Venue::records`] is to read.
+    pub fn logged(&self) -> [u64; 2] {
+        PROXIES.map(|name| fs::metadata(self.log(name)).map_or(0, |log| log.len()))
     }
 
-    /// Waits until at least `count` records follow after `from` in longsplice's access log, and returns them; fewer if
+    /// Waits until at least `count` records of each proxy follow after `from` in its access log, and returns them; fewer if
     /// they do not come in time. None for other programs.
-    pub fn records(&self, from: u64, count: usize) -> Vec<Record> {
+    pub fn records(&self, from: &[u64; 2], count: usize) -> Vec<Record> {
         if matches!(self.middle, Middle::Routed | Middle::Haproxy) {
             return Vec::new();
         }
-        let read = || {
-            let text = fs::read_to_string(self.log()).unwrap_or_default();
-            let new = text.get(from as usize..).unwrap_or_default();
+        let new = |(name, from): (_, &u64)| {
+            let text = fs::read_to_string(self.log(name)).unwrap_or_default();
+            let new = text.get(*from as usize..).unwrap_or_default();
             new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<Record>>()
         };
-        wait_for(Duration::from_secs(2), || Some(read()).filter(|all| all.len() >= count)).unwrap_or_else(read)
+        let read = || PROXIES.into_iter().zip(from).take(self.proxies.len()).map(new).collect::<Vec<_>>();
+        let all = wait_for(Duration::from_secs(2), || Some(read()).filter(|all| all.iter().all(|l| l.len() >= count)));
+        all.unwrap_or_else(read).concat()
     }
 
-    fn log(&self) -> PathBuf {
-        self.dir.path().join(LOG)
+    fn log(&self, proxy: &str) -> PathBuf {
+        self.dir.path().join(proxy).join(LOG)
     }
 
-    /// The last lines of the proxy's output.
+    /// The last lines of the proxies' output.
     pub fn last_words(&self) -> String {
-        let output = self.proxy.as_ref().map(ChildGuard::output).unwrap_or_default();
+        let output = self.proxies.iter().map(ChildGuard::output).collect::<String>();
         let lines: Vec<&str> = output.lines().rev().take(5).collect();
         lines.iter().rev().map(|line| format!("\n  {line}")).collect()
     }
@@ -175,10 +186,11 @@ pub struct Record {
 
 /// The impairment of one direction of a link.
 fn impairment(cell: &Cell, way: LinkDirection) -> Impair {
-    let [client, server] = cell.distance.shares();
+    let [client, server, between] = cell.distance.shares();
     let share = match way {
         LinkDirection::FromClient | LinkDirection::ToClient => client,
         LinkDirection::FromServer | LinkDirection::ToServer => server,
+        LinkDirection::FromSecond | LinkDirection::ToSecond => between,
     };
     Impair {
         // There and back.
@@ -197,32 +209,37 @@ fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Option<ChildGuard>> {
+fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Vec<ChildGuard>> {
     if middle == Middle::Routed {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     if middle == Middle::Haproxy {
         let file = dir.join("haproxy.cfg");
         fs::write(&file, haproxy_config())?;
         let mut run = lab.forwarder.command(Peer::Haproxy.program());
         let guard = ChildGuard::spawn(run.arg("-db").arg("-f").arg(&file))?.ended_gently();
-        return when_ready(guard, |_| lab.forwarder.wait_listening(HTTP_PORT, PATIENCE)).map(Some);
+        return Ok(vec![when_ready(guard, |_| lab.forwarder.wait_listening(HTTP_PORT, PATIENCE))?]);
     }
-    let log = dir.join(LOG);
-    let mut arguments = vec!["--log-format", "json", "--access-log", log.to_str().ok_or("a path that is no text")?];
+    let mut arguments = vec!["--log-format", "json", "--access-log", LOG];
     let splice = match middle {
-        Middle::Copied | Middle::TpotBasic | Middle::TpotPipelined => Variant::Copy.splice(),
-        Middle::Once | Middle::TpotSpliced => Variant::Spliced.splice(),
+        Middle::Copied | Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotTwo => Variant::Copy.splice(),
+        Middle::Once | Middle::TpotSpliced | Middle::TpotTwoSpliced => Variant::Spliced.splice(),
         _ => None,
     };
     arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
-    let config = if middle.is_translucent() { translucent_config(middle) } else { longsplice_config(middle) };
-    let guard = run_longsplice(lab, dir, &config, &arguments, PATIENCE)?;
-    let words = guard.output();
-    if words.contains("are copied, not spliced") {
-        return Err(format!("this machine cannot splice:\n{words}").into());
-    }
-    Ok(Some(guard))
+    let config = if middle.translucent() > 0 { translucent_config(middle) } else { longsplice_config(middle) };
+    let forwarders = [&lab.forwarder].into_iter().chain(&lab.second).take(middle.translucent().max(1));
+    let start = |(at, name): (&Namespace, &str)| {
+        let dir = dir.join(name);
+        fs::create_dir(&dir)?;
+        let guard = run_longsplice(at, &dir, &config, &arguments, PATIENCE)?;
+        let words = guard.output();
+        if words.contains("are copied, not spliced") {
+            return Err(format!("this machine cannot splice:\n{words}").into());
+        }
+        Ok(guard)
+    };
+    forwarders.zip(PROXIES).map(start).collect()
 }
 
 /// The configuration of longsplice: a plug, SOCKS and a reverse proxy, each for both IP versions.
@@ -253,9 +270,14 @@ pub fn longsplice_config(middle: Middle) -> String {
 /// The configuration of longsplice as a translucent proxy.
 fn translucent_config(middle: Middle) -> String {
     let handshake = if middle == Middle::TpotBasic { "basic" } else { "pipelined" };
-    let policy = if middle == Middle::TpotSpliced { "policy = { path = \"any\" }\n" } else { "" };
+    let spliced = matches!(middle, Middle::TpotSpliced | Middle::TpotTwoSpliced);
+    let policy = if spliced { "policy = { path = \"any\" }\n" } else { "" };
     let keys = format!("protocol = \"tpot\"\nhandshake = \"{handshake}\"\n{policy}");
-    ["0.0.0.0", "[::]"].map(|any| format!("[[listener]]\nlisten = \"{any}:{PORT}\"\n{keys}")).concat()
+    let listeners = ["0.0.0.0", "[::]"].map(|any| format!("[[listener]]\nlisten = \"{any}:{PORT}\"\n{keys}")).concat();
+    match middle.translucent() {
+        2 => format!("{listeners}[tpot]\nproxies = [\"10.77.0.0/16\", \"fd77::/32\"]\nports = {PORT}\n"),
+        _ => listeners,
+    }
 }
 
 /// Makes the client's host ask for proxies.
@@ -288,7 +310,7 @@ pub fn haproxy_config() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cell::{Distance, Place};
+    use crate::cell::Distance;
 
     #[test]
     fn links_have_their_share_of_the_path() {
