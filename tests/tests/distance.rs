@@ -136,3 +136,68 @@ fn an_unsplice_in_mid_transfer_loses_nothing() {
         assert_eq!(lost, (0, 0), "{family:?}");
     }
 }
+
+/// Downloads 4 MB over legs with these round-trip times, of whose segments to the client this part is lost.
+fn over_two_legs(family: Family, client: u64, server: u64, loss: f64) -> Ended {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let delay = |ms| Impair { delay: Duration::from_millis(ms), ..Impair::NONE };
+    let lossy = Impair { loss, ..Impair::NONE };
+    let ways = [
+        (LinkDirection::FromClient, delay(client)),
+        (LinkDirection::FromServer, delay(server)),
+        (LinkDirection::ToClient, lossy),
+    ];
+    let _legs = ways.map(|(way, impair)| lab.impair(way, impair).expect("impair"));
+    let answer = Script::answerer().bytes(4_000_000);
+    let server = SERVER.port(family, 7000);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let f = Forwarder::start(&lab, proxy, server, Policy::default());
+    let script = Script::opener(5).bytes(100);
+    let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+    let (client, server) = (client.join().expect("client"), serving.join().remove(0));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    f.ended(1).remove(0)
+}
+
+/// Each sender's window grows, and recovers from losses, by the round trips of its own leg.
+#[test]
+#[ignore = "root"]
+fn two_long_legs_are_copied_while_that_is_faster() {
+    for family in Family::BOTH {
+        let copied = |ended: &Ended| ended.bytes_down - ended.spliced_down;
+        let early = over_two_legs(family, 0, 20, 0.0);
+        assert!(early.splices == 1 && copied(&early) < 256 * 1024, "a near client: {early:?}");
+        let late = over_two_legs(family, 10, 20, 0.0);
+        assert!(late.splices == 1 && copied(&late) >= 1 << 20, "after slow start: {late:?}");
+        let lossy = over_two_legs(family, 10, 20, 0.03);
+        assert_eq!((lossy.splices, lossy.refusal.map(|r| r.as_str())), (0, Some("path")), "losses: {lossy:?}");
+    }
+}
+
+/// A client that reads nothing for a while: its server is near, so what waits for it can wait there.
+#[test]
+#[ignore = "root"]
+fn a_slow_reader_far_away_takes_little_memory() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
+        let _far = lab.impair(LinkDirection::FromClient, far).expect("delay");
+        let answer = Script::answerer().bytes(30_000_000);
+        let server = SERVER.port(family, 7000);
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+        let f = Forwarder::start(&lab, proxy, server, Policy::default());
+        let script = Script::opener(5).bytes(100).pause(1_000_000, Duration::from_secs(2));
+        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+        std::thread::sleep(Duration::from_millis(1500));
+        let sockets = lab.forwarder.execute("ss", &["-Htnm", "dport", "=", ":7000"]).expect("ss");
+        let field = |name| sockets.split(name).nth(1).and_then(|rest| rest.split(',').next());
+        let waits: u64 = field("skmem:(r").and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{sockets}"));
+        let (client, server) = (client.join().expect("client"), serving.join().remove(0));
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let ended = f.ended(1).remove(0);
+        assert_eq!((ended.splices, ended.refusal.map(|r| r.as_str())), (0, Some("path")), "{ended:?}");
+        assert!((1..=1 << 20).contains(&waits), "{waits} bytes wait for a reader: {sockets}");
+    }
+}

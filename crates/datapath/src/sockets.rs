@@ -88,6 +88,11 @@ pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     set_int(fd, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, i32::try_from(bytes).unwrap_or(i32::MAX))
 }
 
+/// Limits the bytes that a socket holds although they cannot be sent yet (TCP_NOTSENT_LOWAT).
+pub fn limit_unsent(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes.cast_signed())
+}
+
 /// Limits the bytes that a socket holds until they are acknowledged (SO_SNDBUF). Bytes that it holds already stay.
 /// Returns what [`lift_outstanding`] needs.
 pub fn limit_outstanding(fd: impl AsFd, bytes: u32) -> io::Result<usize> {
@@ -109,6 +114,24 @@ pub fn lift_outstanding(fd: impl AsFd, before: usize) -> io::Result<()> {
 /// connected yet.
 pub fn acknowledge_with_data(fd: impl AsFd) -> io::Result<()> {
     set_int(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0)
+}
+
+/// Limits the receive window to `bytes` for as long as data comes: unlike after [`clamp_window`] alone, the kernel does not enlarge
+/// it. A larger one that was announced stays, and so does the room for it. Needs CAP_NET_ADMIN. Returns what [`lift_narrow`] needs.
+pub fn narrow_window(fd: impl AsFd, bytes: u32) -> io::Result<usize> {
+    let fd = fd.as_fd();
+    let before = getsockopt(&fd, sockopt::RcvBuf)?;
+    // the kernel doubles the size, for the overhead of packets, and no longer changes it
+    setsockopt(&fd, sockopt::RcvBufForce, &(bytes as usize).max(before / 2))?;
+    clamp_window(fd, bytes)?;
+    Ok(before)
+}
+
+/// Lifts the limit: the kernel chooses the size of the buffer again, from `before` on.
+pub fn lift_narrow(fd: impl AsFd, before: usize) -> io::Result<()> {
+    let fd = fd.as_fd();
+    clamp_window(fd, u32::MAX)?;
+    lift_unread(fd, before)
 }
 
 /// Limits the bytes that a host can send before they are read: to `bytes`, or ten segments if that is more (an initial window,
@@ -254,6 +277,10 @@ pub struct PathFacts {
     pub cwnd: u32,
     /// Bytes for the host that it has not acknowledged, sent or not.
     pub outstanding: u32,
+    /// Segments with data sent to the host, including those sent again.
+    pub sent: u32,
+    /// Segments sent again, with data or without.
+    pub sent_again: u32,
     /// Bytes from the host that wait to be read ([`unread`]). [`path_facts`] leaves it at 0.
     pub unread: u32,
     /// Path MTU: size in bytes of the largest IP packet, from the route and from routers. `None`
@@ -269,9 +296,12 @@ pub fn unread(fd: impl AsFd) -> io::Result<u32> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(bytes.unsigned_abs()) }
 }
 
+/// Segments sent again: offset in struct tcp_info of <linux/tcp.h>, in units of 4 bytes.
+const TOTAL_RETRANS: usize = 25;
+
 /// Returns the facts about the path to a socket's host.
 pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
-    // offsets in struct tcp_info of <linux/tcp.h>, in units of 4 bytes
+    // offsets like TOTAL_RETRANS
     const SND_MSS: usize = 4;
     const UNACKED: usize = 6; // segments
     const PMTU: usize = 15;
@@ -279,6 +309,7 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     const SND_CWND: usize = 20; // segments
     const NOTSENT_BYTES: usize = 36;
     const MIN_RTT: usize = 37; // microseconds
+    const DATA_SEGS_OUT: usize = 39;
     const DELIVERY_RATE: usize = 40; // bytes per second, 64 bits
     const NOT_MEASURED: u32 = u32::MAX;
     // net.ipv4.route.min_pmtu: the kernel believes no router that reports less. A route whose
@@ -294,6 +325,8 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
         rate: u64::from_ne_bytes(std::array::from_fn(|i| [low, high].as_flattened()[i])),
         cwnd: info[SND_CWND].saturating_mul(info[SND_MSS]),
         outstanding: info[UNACKED].saturating_mul(info[SND_MSS]).saturating_add(info[NOTSENT_BYTES]),
+        sent: info[DATA_SEGS_OUT],
+        sent_again: info[TOTAL_RETRANS],
         unread: 0,
         mtu: Some(info[PMTU]).filter(|bytes| *bytes >= LEAST_PMTU),
     })
@@ -310,9 +343,7 @@ pub struct SenderFacts {
 
 /// Returns what the kernel has counted of a connection's sending.
 pub fn sender_facts(fd: impl AsFd) -> io::Result<SenderFacts> {
-    // offsets in struct tcp_info of <linux/tcp.h>, in units of 4 bytes
-    const TOTAL_RETRANS: usize = 25;
-    const TOTAL_RTO: usize = 60; // its first half
+    const TOTAL_RTO: usize = 60; // the first half of it
     let info: [u32; TOTAL_RTO + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     let [a, b, ..] = info[TOTAL_RTO].to_ne_bytes();
     Ok(SenderFacts { retransmitted: info[TOTAL_RETRANS], timeouts: u16::from_ne_bytes([a, b]).into() })

@@ -180,6 +180,8 @@ pub enum Action {
     CopyOn {
         /// The refusal.
         forget: Option<Refusal>,
+        /// Receive windows in bytes for the hosts, and limits for what waits in the other host's socket. `None`: the kernel's.
+        windows: Pair<Option<u32>>,
     },
     /// Measure the paths, as the sockets know them.
     Measure,

@@ -154,14 +154,14 @@ pub struct RunArgs {
     pub peer: Vec<String>,
 
     /// When to splice: never, at once, or after this many bytes were copied, both directions
-    /// together [default: 65536, from which on splicing takes less time than copying].
+    /// together [default: 32768, from which on splicing takes less time than copying].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<SpliceWhen>,
 
     /// Paths to splice over. auto: copy where a splice would slow a transfer down, because its sender is nearer than its
-    /// receiver. any: splice over all paths. RATIO: copy where the round-trip time of the whole path is more than RATIO times
-    /// that of the sender's part; auto stands for 2.125. With --splice at-once, nothing is known about the path yet
-    /// [default: auto].
+    /// receiver, or because segments to the receiver are lost. any: splice over all paths. RATIO: like auto, but copy where the
+    /// round-trip time of the whole path is more than RATIO times that of the sender's part; auto stands for 2.125. With
+    /// --splice at-once, nothing is known about the path yet [default: auto].
     #[arg(long, value_name = "auto|any|RATIO", value_parser = parse_path)]
     pub path: Option<PathRule>,
 
@@ -482,7 +482,10 @@ fn parse_path(text: &str) -> Result<PathRule, String> {
     match text {
         "auto" => Ok(PathRule::default()),
         "any" => Ok(PathRule::Any),
-        n => PathRule::within(n.parse().map_err(|_| "write auto, any, or a number from 1 to 1000".to_owned())?),
+        n => {
+            let ratio = n.parse().map_err(|_| "write auto, any, or a number from 1 to 1000")?;
+            PathRule::within(ratio, PathRule::LOSS)
+        }
     }
 }
 
@@ -502,7 +505,7 @@ fn parse_state(text: &str) -> Result<FlowState, String> {
 /// End of the man page: everything except flags and configuration keys.
 pub const MAN_TAIL: &str = r#".SH EXAMPLES
 .TP
-SOCKS on one address, spliced after 64 KiB:
+SOCKS on one address, spliced after 32 KiB:
 longsplice run \-\-socks5 192.0.2.1:1080
 .TP
 HTTP, with CONNECT:
@@ -559,7 +562,10 @@ mod tests {
         assert_eq!(run("longsplice run").path, None);
         assert_eq!(run("longsplice run --path any").path, Some(PathRule::Any));
         assert_eq!(run("longsplice run --path auto").path, Some(PathRule::default()));
-        assert_eq!(run("longsplice run --path 3.5").path, Some(PathRule::Within { rtt_ratio: 3.5 }));
+        assert_eq!(
+            run("longsplice run --path 3.5").path,
+            Some(PathRule::Within { rtt_ratio: 3.5, loss: PathRule::LOSS })
+        );
         for wrong in ["far", "0.5", "NaN", "1001"] {
             let error = Args::try_parse_from(["longsplice", "run", "--path", wrong]).expect_err(wrong);
             assert!(error.to_string().contains("from 1 to 1000"), "{error}");

@@ -242,7 +242,10 @@ impl Core {
             SpliceWhen::AtOnce => 0,
             SpliceWhen::AfterBytes(n) => n,
         };
-        if control.enough == u64::MAX { Action::CopyOn { forget } } else { self.proceed(cx) }
+        match control.enough {
+            u64::MAX => Action::CopyOn { forget, windows: Pair::both(None) },
+            _ => self.proceed(cx),
+        }
     }
 
     fn obstacle(&self, cx: &Context<'_>) -> Option<Refusal> {
@@ -315,36 +318,40 @@ impl Core {
         if control.wanted {
             return self.approach(cx, facts);
         }
-        let judgement = Distance {
+        let distance = Distance {
             policy: cx.policy,
             legs: cx.legs,
             rtt: facts.map(|f| f.min_rtt),
+            lost: facts.map(|f| f.sent_again as f32 / f.sent.max(1) as f32),
             carried: control
                 .streams
                 .each_ref()
                 .zip(cx.shown.spliced)
                 .map(|(s, spliced)| (s.copied + spliced).saturating_add(s.message.unwrap_or(0))),
             copied: control.copied(),
-        }
-        .judge();
-        match judgement {
+            is_message: self.message.is_some(),
+        };
+        match distance.judge() {
             Judgement::After(n) => {
                 (control.enough, control.approach) = (control.copied() + n, None);
                 Action::HoldBack(Pair::both(None))
             }
-            Judgement::Copy => self.not_now(cx),
+            Judgement::Copy => {
+                let windows = distance.windows();
+                self.not_now(cx, windows)
+            }
             Judgement::Splice => self.approach(cx, facts),
         }
     }
 
     /// Copies on because of the path, and looks at it again later.
-    fn not_now(&mut self, cx: &mut Context<'_>) -> Action {
+    fn not_now(&mut self, cx: &mut Context<'_>, windows: Pair<Option<u32>>) -> Action {
         let control = self.control_mut();
         control.approach = None;
         // ever more rarely: a path seldom changes
         control.again = Some(Again::at(cx.now + PATH_AGAIN.max(cx.now.saturating_sub(control.began.1))));
         cx.refuse(Refusal::Path);
-        Action::CopyOn { forget: None }
+        Action::CopyOn { forget: None, windows }
     }
 
     /// Freezes, once no sender would wait too long for an acknowledgement. Until then, holds senders back.
@@ -372,7 +379,7 @@ impl Core {
         }
         control.approach = None;
         if !is_short && !control.wanted {
-            return self.not_now(cx);
+            return self.not_now(cx, Pair::both(None));
         }
         if cx.shown.refusal == Some(Refusal::Path) {
             cx.shown.refusal = None;

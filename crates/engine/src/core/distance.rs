@@ -1,8 +1,12 @@
-//! Where a splice slows no transfer down, judged by the round-trip times of the legs. While a flow
+//! Where a splice slows no transfer down, judged by the round-trip times and the losses of the legs. While a flow
 //! is copied, the congestion control of each host knows only its own leg. After the splice it drives
 //! the whole path with what it has learned there. A sender on a short leg with a distant receiver
 //! then starves (BBR, which keeps its minimum for 10 s) or has spurious timeouts (RFC 6298).
+//!
+//! Copying splits the path, which makes transfers faster where both legs are long: each sender's window
+//! grows, and recovers from a loss, by its own round trips.
 
+use super::queue::CLOSE;
 use crate::types::{PathRule, Policy, SpliceWhen};
 use longsplice_datapath::{Pair, Side, Tuple};
 use std::time::Duration;
@@ -15,16 +19,29 @@ const PART: u64 = 16;
 /// slack of a sender's timers, which are at least 200 ms, and of its windows.
 pub(super) const SHORT: Duration = Duration::from_millis(2);
 
+/// Round-trip time of each leg from which on a stream starts clearly faster in two parts.
+const FAR: Duration = Duration::from_millis(5);
+/// Bytes in which a stream starts: slow start from ten segments (RFC 6928) takes seven round trips for them.
+const START: u64 = 1024 * 1024;
+/// Round-trip time of a sender's leg that needs only a small window.
+const NEAR: Duration = Duration::from_millis(1);
+/// Such a window, in bytes: 1 Gbit/s.
+const SMALL_WINDOW: u32 = 128 * 1024;
+
 /// Facts about a flow that its policy would splice.
 pub(crate) struct Distance<'a> {
     pub policy: &'a Policy,
     pub legs: Pair<Tuple>,
     /// Minimum round-trip times of the legs. `None` while there is no measurement, which is no reason to copy.
     pub rtt: Pair<Option<Duration>>,
+    /// Part of the segments to each host that had to be sent again.
+    pub lost: Pair<f32>,
     /// Bytes that each direction has carried, or is known to carry later.
     pub carried: Pair<u64>,
     /// Bytes that were copied. If none, hosts that shook hands with each other know the whole path.
     pub copied: u64,
+    /// One message of connections that will carry others, too.
+    pub is_message: bool,
 }
 
 /// The decision.
@@ -41,17 +58,20 @@ impl Distance<'_> {
     pub fn judge(&self) -> Judgement {
         let Pair { client, server } = &self.legs;
         let is_transparent = client.remote == server.local && client.local == server.remote;
-        let PathRule::Within { rtt_ratio } = self.policy.path else { return Judgement::Splice };
+        let PathRule::Within { rtt_ratio, loss } = self.policy.path else { return Judgement::Splice };
         if is_transparent && self.copied == 0 {
             return Judgement::Splice;
         }
         let Pair { client: Some(client), server: Some(server) } = self.rtt else { return Judgement::Splice };
         let rtt = Pair::new(client, server);
-        let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()], rtt_ratio);
+        let is_lossy = |to: Side| client + server > CLOSE && self.lost[to] > loss;
+        let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()], rtt_ratio) || is_lossy(from.other());
         let all = self.carried.client.saturating_add(self.carried.server);
         let carries = |from: &Side| self.carried[*from] > FEW.max(all / PART);
+        let counts = matches!(self.policy.when, SpliceWhen::AfterBytes(_)) && !self.is_message;
+        let starts = counts && self.copied < START && client.min(server) > FAR;
         if !Side::BOTH.iter().any(suffers) {
-            return Judgement::Splice;
+            return if starts { Judgement::After(START - self.copied) } else { Judgement::Splice };
         }
         if !Side::BOTH.iter().any(carries) {
             return match self.policy.when {
@@ -59,7 +79,21 @@ impl Distance<'_> {
                 _ => Judgement::After(FEW + 1 - self.carried.client.max(self.carried.server)),
             };
         }
-        if Side::BOTH.iter().any(|from| carries(from) && suffers(from)) { Judgement::Copy } else { Judgement::Splice }
+        match Side::BOTH.iter().any(|from| carries(from) && suffers(from)) {
+            true => Judgement::Copy,
+            false if starts => Judgement::After(START - self.copied),
+            false => Judgement::Splice,
+        }
+    }
+
+    /// Returns the windows in bytes that suffice for hosts from which a flow is copied. `None`: as large as the kernel makes them.
+    /// A larger window for a near host would only be a queue for a far receiver that takes its bytes slowly.
+    pub fn windows(&self) -> Pair<Option<u32>> {
+        let is_small = |from: Side| {
+            let (sender, receiver) = (self.rtt[from]?, self.rtt[from.other()]?);
+            (sender <= NEAR && receiver > CLOSE).then_some(SMALL_WINDOW)
+        };
+        Pair::from_fn(is_small)
     }
 }
 
@@ -114,7 +148,10 @@ mod tests {
         let half = Pair::new(tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(5, 6).remote });
         let at_once = Policy { when: SpliceWhen::AtOnce, ..Policy::default() };
         let (auto, any) = (Policy::default(), Policy { path: PathRule::Any, ..Policy::default() });
-        let judge = |policy, legs, rtt, carried, copied| Distance { policy, legs, rtt, carried, copied }.judge();
+        let judge = |policy, legs, rtt, carried, copied| {
+            let (lost, is_message) = (Pair::both(0.0), true);
+            Distance { policy, legs, rtt, lost, carried, copied, is_message }.judge()
+        };
         for (rtt, carried, want) in cases {
             let (rtt, carried) = (Pair::from(rtt), Pair::from(carried));
             assert_eq!(judge(&auto, ours, rtt, carried, 1), want, "{rtt:?} {carried:?}");
@@ -125,5 +162,59 @@ mod tests {
             assert_eq!(judge(&auto, theirs, rtt, carried, 0), Splice, "the hosts shook hands");
             assert_eq!(judge(&auto, half, rtt, carried, 0), want, "the server sees another client");
         }
+    }
+
+    /// A download over legs of so many milliseconds, of whose segments to the client this part was lost.
+    fn download(client: u64, server: u64, lost: f32, copied: u64) -> Distance<'static> {
+        let (rtt, lost) = (Pair::new(client, server).map(|ms| Some(Duration::from_millis(ms))), Pair::new(lost, 0.0));
+        let leg = |n| Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() };
+        let policy = Box::leak(Box::default());
+        Distance {
+            policy,
+            legs: Pair::new(leg(0), leg(1)),
+            rtt,
+            lost,
+            carried: Pair::new(100, copied),
+            copied,
+            is_message: false,
+        }
+    }
+
+    #[test]
+    fn what_gains_from_two_legs_is_copied() {
+        use Judgement::{After, Copy, Splice};
+        // slow start
+        assert_eq!(download(6, 6, 0.0, 65_536).judge(), After(START - 65_536));
+        assert_eq!(download(6, 6, 0.0, START).judge(), Splice);
+        assert_eq!(download(5, 100, 0.0, 65_536).judge(), Splice, "a leg of 5 ms gains little");
+        assert_eq!(Distance { is_message: true, ..download(6, 6, 0.0, 65_536) }.judge(), Splice, "it is not the first");
+        let at_once = Policy { when: SpliceWhen::AtOnce, ..Policy::default() };
+        assert_eq!(Distance { policy: &at_once, ..download(6, 6, 0.0, 0) }.judge(), Splice);
+        let any = Policy { path: PathRule::Any, ..Policy::default() };
+        assert_eq!(Distance { policy: &any, ..download(6, 6, 0.1, 65_536) }.judge(), Splice);
+        // recovery from losses
+        assert_eq!(download(6, 100, 0.002, START).judge(), Splice);
+        assert_eq!(download(6, 100, 0.0021, START).judge(), Copy);
+        assert_eq!(download(1, 9, 0.1, START).judge(), Splice, "a short path recovers soon");
+        assert_eq!(
+            Distance { carried: Pair::new(START, 500), ..download(6, 100, 0.1, START) }.judge(),
+            Copy,
+            "too far"
+        );
+        assert_eq!(
+            Distance { carried: Pair::new(START, 500), ..download(6, 6, 0.1, START) }.judge(),
+            Splice,
+            "upwards"
+        );
+    }
+
+    #[test]
+    fn near_senders_to_far_receivers_have_small_windows() {
+        let small = Some(SMALL_WINDOW);
+        assert_eq!(download(11, 1, 0.0, START).windows(), Pair::new(None, small));
+        assert_eq!(download(1, 11, 0.0, START).windows(), Pair::new(small, None));
+        assert_eq!(download(10, 1, 0.0, START).windows(), Pair::both(None));
+        assert_eq!(download(100, 2, 0.0, START).windows(), Pair::both(None), "a window is for a round trip");
+        assert_eq!(Distance { rtt: Pair::both(None), ..download(11, 1, 0.0, START) }.windows(), Pair::both(None));
     }
 }

@@ -11,7 +11,7 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 const SHORT: Duration = Duration::from_millis(5);
 /// Paths with shorter round trips are spliced at once. Their queues are short in time unless a host or this machine is slow, and
 /// a sender that times out recovers within some round trips.
-const CLOSE: Duration = Duration::from_millis(10);
+pub(super) const CLOSE: Duration = Duration::from_millis(10);
 /// How much longer a round trip may be for other reasons than a queue: acknowledgements are delayed by up to 40 ms on Linux.
 const DELAYED: Duration = Duration::from_millis(50);
 /// Smallest window for a sender that is held back, in bytes: ten segments, its initial window (RFC 6928).

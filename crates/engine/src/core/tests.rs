@@ -228,26 +228,26 @@ fn the_threshold_is_looked_behind() {
 fn what_cannot_be_spliced_is_copied_and_says_why() {
     let never = Policy { when: SpliceWhen::Never, ..Policy::default() };
     let mut flow = Flow::new(never, None);
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: Some(Refusal::Policy) }));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: Some(Refusal::Policy), .. }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Policy));
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Wait));
     assert_eq!((flow.shown.refusal, flow.core.most()), (Some(Refusal::Policy), u64::MAX));
 
     let mut flow = Flow::at_once();
     flow.core.obstacle = Some(Refusal::Loopback);
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: Some(Refusal::Loopback) }));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: Some(Refusal::Loopback), .. }));
 
     let mut flow = Flow::at_once();
     flow.on(Event::Attended(true));
     flow.measured();
     let refused = Event::Refused { why: Refusal::Unattached, for_good: true };
-    assert!(matches!(flow.on(refused), Action::CopyOn { forget: Some(Refusal::Unattached) }));
+    assert!(matches!(flow.on(refused), Action::CopyOn { forget: Some(Refusal::Unattached), .. }));
     // an operator may try again
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
     assert_eq!(flow.shown.refusal, None);
     flow.measured();
     let refused = Event::Refused { why: Refusal::Unattached, for_good: false };
-    assert!(matches!(flow.on(refused), Action::CopyOn { forget: None }), "the data path keeps the legs");
+    assert!(matches!(flow.on(refused), Action::CopyOn { forget: None, .. }), "the data path keeps the legs");
     assert_eq!((flow.shown.refusal, flow.core.most()), (Some(Refusal::Unattached), u64::MAX));
 
     for error in [
@@ -262,7 +262,7 @@ fn what_cannot_be_spliced_is_copied_and_says_why() {
         flow.on(Event::Attended(true));
         flow.measured();
         let (why, action) = (Refusal::from(error), flow.on(Event::Frozen(Err(error))));
-        assert!(matches!(action, Action::CopyOn { forget: Some(said) } if said == why), "{error}: {action:?}");
+        assert!(matches!(action, Action::CopyOn { forget: Some(said), .. } if said == why), "{error}: {action:?}");
         assert_eq!(flow.shown.refusal, Some(why));
     }
 }
@@ -300,7 +300,7 @@ fn commands_overrule_the_policy_of_a_copied_flow() {
     flow.on(Event::Command(Command::Splice));
     flow.measured();
     flow.on(Event::Command(Command::Unsplice));
-    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Busy))), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Busy))), Action::CopyOn { forget: None, .. }));
 
     // a command asks for one splice: the policy decides about the next
     let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
@@ -347,7 +347,7 @@ fn what_the_data_path_cannot_splice_yet_is_tried_again() {
     let mut flow = Flow::at_once();
     flow.on(Event::Attended(true));
     flow.measured();
-    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Short))), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Short))), Action::CopyOn { forget: None, .. }));
     assert_eq!(flow.shown.refusal, None);
 }
 
@@ -373,7 +373,7 @@ fn a_drain_comes_to_an_end() {
     assert!(matches!(flow.drained(), Action::Commit { .. }));
     assert!(matches!(flow.on(Event::Committed(Err(SwitchError::Busy))), Action::Unsplice { away: None }));
     assert!(matches!(flow.taken_back(), Action::Attend));
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }), "not tried again by itself");
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }), "not tried again by itself");
     assert_eq!((flow.shown.splices, flow.shown.refusal), (0, Some(Refusal::DrainTimeout)));
 
     let mut flow = draining();
@@ -450,7 +450,7 @@ fn what_was_forwarded_is_counted_and_moves_the_sockets() {
     assert_eq!((flow.shown.spliced, flow.shown.splices), (Pair::new(4999, 70), 1));
     assert_eq!((flow.at.client.consumed, flow.at.server.produced, flow.at.server.consumed), (5000, 5000, 70));
     assert!(flow.at.client.eof && flow.at.server.shut && flow.at.iter().all(|at| at.shimmed));
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }), "it was asked to stay");
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }), "it was asked to stay");
     // the other stream ends in control mode; both FINs have to be acknowledged
     flow.at.server.took(0);
     flow.at.client.closed();
@@ -733,7 +733,7 @@ fn a_flow_is_released_in_time_and_comes_back_when_it_is_idle() {
     assert!(matches!(flow.on(Event::Recreated(Ok(Pair::new(7, 8)))), Action::Attend));
     assert_eq!((flow.shown.spliced, flow.at.client.consumed, flow.at.client.produced), (Pair::new(7, 8), 7, 8));
     assert!(flow.core.stay && !flow.core.is_returning());
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }));
 
     for error in [SwitchError::Busy, SwitchError::Closing, SwitchError::Fragments] {
         let mut flow = Flow::released(Policy::default());

@@ -27,9 +27,9 @@ impl Relay {
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Attend => Some(Event::Attended(self.attend())),
-            Action::CopyOn { forget } => {
+            Action::CopyOn { forget, windows } => {
                 forget.into_iter().for_each(|why| self.forget(why));
-                self.copy_on();
+                self.copy_on(windows);
                 None
             }
             Action::Measure => {
@@ -81,13 +81,17 @@ impl Relay {
     }
 
     /// Prepares to copy for the foreseeable future.
-    fn copy_on(&mut self) {
+    fn copy_on(&mut self, windows: Pair<Option<u32>>) {
         let copies = self.core.streams().iter().any(|stream| stream.message != Some(0));
         for leg in self.legs.iter_mut() {
             if copies {
                 leg.unclamp(); // not between messages: the next one may be spliced
             }
             leg.relax();
+        }
+        for (from, window) in Side::BOTH.iter().filter_map(|from| Some((*from, windows[*from]?))) {
+            self.legs[from].narrow(window);
+            self.legs[from.other()].limit_unsent(window);
         }
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();

@@ -79,7 +79,7 @@ connections = 5
 protocol = "plug"
 listen = "[::1]:8080"
 target = "example.org:80"
-policy = { splice = 1000, path = { rtt_ratio = 3.5 } }
+policy = { splice = 1000, path = { rtt_ratio = 3.5, loss = 0.25 } }
 "#;
 
 #[test]
@@ -112,7 +112,7 @@ fn whole_file() {
     assert_eq!(p.keepalive, Some(Duration::from_secs(30)));
     assert_eq!(
         (plug.policy.when, plug.policy.path),
-        (SpliceWhen::AfterBytes(1000), PathRule::Within { rtt_ratio: 3.5 })
+        (SpliceWhen::AfterBytes(1000), PathRule::Within { rtt_ratio: 3.5, loss: 0.25 })
     );
     let l = &socks.limits;
     assert_eq!(
@@ -169,11 +169,14 @@ fn mistakes_in_values() {
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
     expect(&socks("policy.splice = -1"), (4, 17), "a number of bytes");
-    for wrong in ["\"near\"", "3", "{ ratio = 3 }", "{}"] {
-        let says = "write \"auto\", \"any\", or { rtt_ratio = NUMBER }";
+    for wrong in ["\"near\"", "3", "{ ratio = 3 }"] {
+        let says = "write \"auto\", \"any\", or { rtt_ratio = NUMBER, loss = NUMBER }";
         expect(&socks(&format!("policy.path = {wrong}")), (4, 15), says);
     }
+    expect(&socks("policy.path = {}"), (4, 15), "write rtt_ratio = NUMBER, loss = NUMBER, or both");
     expect(&socks("policy.path = { rtt_ratio = 0 }"), (4, 15), "write a number from 1 to 1000");
+    expect(&socks("policy.path = { loss = 2 }"), (4, 15), "write a number from 0 to 1");
+    expect(&socks("policy.path = { loss = nan }"), (4, 15), "write a number from 0 to 1");
     expect(&socks("policy.idle_limit = 0"), (4, 21), "a number of seconds above 0");
     expect(&socks("policy.idle_limit = nan"), (4, 21), "a number of seconds above 0");
     expect(&socks("policy.idle_limit = 1e300"), (4, 21), "a number of seconds above 0");
@@ -725,8 +728,9 @@ fn the_page_has_the_right_defaults() {
     ] {
         assert_eq!(row(heading, key)[3], format!("`{default}`"), "docs/configuration.md, \"{heading}\", `{key}`");
     }
-    assert_eq!(policy.path, PathRule::Within { rtt_ratio: PathRule::RTT_RATIO });
-    assert!(row("Policy", "path")[4].contains(&format!("`\"auto\"` stands for {}.", PathRule::RTT_RATIO)));
+    assert_eq!(policy.path, PathRule::Within { rtt_ratio: PathRule::RTT_RATIO, loss: PathRule::LOSS });
+    let stands = format!("`\"auto\"` stands for {} and {}.", PathRule::RTT_RATIO, PathRule::LOSS);
+    assert!(row("Policy", "path")[4].contains(&stands), "{stands}");
     assert!(PAGE.contains(&format!("bodies from {} MB on", Http::BODY_PAYS_FROM >> 20)));
     for maximum in [
         format!("| cost {BCRYPT_COST_MAX} |"),

@@ -10,13 +10,14 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     let rtt = |ms| PathFacts { min_rtt: Some(Duration::from_millis(ms)), ..PathFacts::default() };
     let facts = || Event::Measured(Pair::new(rtt(1), rtt(50)));
-    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
+    let Action::CopyOn { forget: None, windows } = flow.on(facts()) else { panic!("it is copied") };
+    assert!(windows.client.is_some() && windows.server.is_none(), "the near host needs no large window: {windows:?}");
     assert_eq!(flow.shown.refusal, Some(Refusal::Path));
     assert!(matches!(flow.on(Event::Moved), Action::Wait), "it is not measured again at once");
     // the path may have changed later
     flow.now += 10 * SECOND;
     assert!(matches!(flow.on(Event::Timer), Action::Measure));
-    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None, .. }));
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
     assert!(matches!(flow.on(facts()), Action::Freeze { .. }));
 
@@ -27,7 +28,7 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     flow.on(facts());
     flow.now += 10 * SECOND;
     flow.on(Event::Timer);
-    assert!(matches!(flow.on(Event::Measured(Pair::both(rtt(50)))), Action::LookBehind));
+    assert!(matches!(flow.on(Event::Measured(Pair::new(rtt(50), rtt(1)))), Action::LookBehind));
     assert_eq!(flow.shown.refusal, None);
 
     // it has carried too little to know: it is judged again after an initial window
@@ -39,7 +40,7 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     assert_eq!(flow.core.most(), 14_601);
     flow.copy(Side::Client, 14_501);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
-    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None, .. }));
 }
 
 /// Both legs are measured, and bytes from the server are queued for a client that takes 1 MB/s.
@@ -87,7 +88,7 @@ fn a_queue_that_stays_long_is_copied_on() {
         assert!(matches!(flow.on(Event::Timer), Action::Measure));
         action = flow.on(queued(1_000_000));
     }
-    assert!(matches!(action, Action::CopyOn { forget: None }), "{action:?}");
+    assert!(matches!(action, Action::CopyOn { forget: None, .. }), "{action:?}");
     assert_eq!((flow.now >= began + 5 * SECOND, flow.shown.refusal), (true, Some(Refusal::Path)));
     // a command does not wait for ever
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
@@ -136,9 +137,11 @@ fn after_a_splice(bytes: u32) -> (Flow, Option<Action>) {
     flow.copy(Side::Server, 1_000_000);
     flow.now += SECOND;
     flow.on(Event::Copied);
-    let rtt = Some(Duration::from_millis(10));
-    let leg = PathFacts { rtt, min_rtt: rtt, rate: 1_000_000, ..PathFacts::default() };
-    assert!(matches!(flow.on(Event::Measured(Pair::both(leg))), Action::LookBehind));
+    let legs = Pair::new(5, 15).map(|ms| {
+        let rtt = Some(Duration::from_millis(ms));
+        PathFacts { rtt, min_rtt: rtt, rate: 1_000_000, ..PathFacts::default() }
+    });
+    assert!(matches!(flow.on(Event::Measured(legs)), Action::LookBehind));
     flow.on(Event::LookedBehind(false));
     flow.frozen();
     flow.drained();
@@ -163,7 +166,7 @@ fn a_flow_that_becomes_slow_after_its_splice_is_taken_back() {
     assert_eq!(flow.shown.refusal, Some(Refusal::Path));
     let at = Switched { was_forwarded: Pair::both(true), ..Switched::default() };
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }), "and left alone");
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }), "and left alone");
     assert_eq!(flow.core.most(), u64::MAX);
 
     let (flow, action) = after_a_splice(60_000);

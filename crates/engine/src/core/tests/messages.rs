@@ -7,7 +7,7 @@ fn a_message_is_spliced_up_to_its_end() {
     let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
     let new = |bytes| Flow::new(policy.clone(), Some(Message::from_server(bytes)));
     // too short, unknown, and long enough
-    assert!(matches!(new(Some(9999)).on(Event::Attended(true)), Action::CopyOn { forget: None }));
+    assert!(matches!(new(Some(9999)).on(Event::Attended(true)), Action::CopyOn { forget: None, .. }));
     assert!(matches!(new(None).on(Event::Attended(true)), Action::Wait));
     assert!(matches!(new(Some(10_000)).on(Event::Attended(true)), Action::Measure));
     let mut flow = new(Some(20_000));
@@ -164,7 +164,7 @@ fn a_message_that_ends_before_its_splice_is_copied() {
     flow.at.server.took(10);
     flow.at.server.took(0);
     assert!(matches!(flow.on(Event::Copied), Action::Measure), "not all of it was written");
-    assert!(matches!(flow.measured(), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.measured(), Action::CopyOn { forget: None, .. }));
     flow.core.streams_mut().server.gave(10);
     ends(&flow.on(Event::Copied), EndReason::MessageRelayed, false);
 
@@ -176,7 +176,7 @@ fn a_message_that_ends_before_its_splice_is_copied() {
     assert!(matches!(flow.on(Event::Frozen(Ok(Box::new(frozen)))), Action::Unsplice { away: None }));
     assert!(matches!(flow.taken_back(), Action::Attend));
     assert!(!flow.core.streams().server.is_draining());
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }), "it is not tried again");
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }), "it is not tried again");
 
     // it ends while the flow drains
     let mut flow = new(Some(20_000));
@@ -207,7 +207,7 @@ fn an_empty_message_is_not_refused() {
     let mut flow =
         Flow::new(Policy { when: SpliceWhen::AtOnce, ..Policy::default() }, Some(Message::from_client(Some(0))));
     flow.core.obstacle = Some(Refusal::Loopback);
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }));
     assert_eq!(flow.shown.refusal, None);
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Wait));
     assert_eq!(flow.shown.refusal, Some(Refusal::Loopback));
