@@ -117,21 +117,20 @@ pub fn acknowledge_with_data(fd: impl AsFd) -> io::Result<()> {
 }
 
 /// Limits the receive window to `bytes` for as long as data comes: unlike after [`clamp_window`] alone, the kernel does not enlarge
-/// it. A larger one that was announced stays, and so does the room for it. Needs CAP_NET_ADMIN. Returns what [`lift_narrow`] needs.
-pub fn narrow_window(fd: impl AsFd, bytes: u32) -> io::Result<usize> {
+/// it. A larger one that was announced stays, and so does the room for it. Needs CAP_NET_ADMIN.
+pub fn narrow_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     let fd = fd.as_fd();
-    let before = getsockopt(&fd, sockopt::RcvBuf)?;
+    let room = getsockopt(&fd, sockopt::RcvBuf)? / 2;
     // the kernel doubles the size, for the overhead of packets, and no longer changes it
-    setsockopt(&fd, sockopt::RcvBufForce, &(bytes as usize).max(before / 2))?;
-    clamp_window(fd, bytes)?;
-    Ok(before)
+    setsockopt(&fd, sockopt::RcvBufForce, &(bytes as usize).max(room))?;
+    clamp_window(fd, bytes)
 }
 
-/// Lifts the limit: the kernel chooses the size of the buffer again, from `before` on.
-pub fn lift_narrow(fd: impl AsFd, before: usize) -> io::Result<()> {
+/// Lifts the limit: the kernel enlarges the window again.
+pub fn widen_window(fd: impl AsFd) -> io::Result<()> {
     let fd = fd.as_fd();
     clamp_window(fd, u32::MAX)?;
-    lift_unread(fd, before)
+    set_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
 }
 
 /// Limits the bytes that a host can send before they are read: to `bytes`, or ten segments if that is more (an initial window,

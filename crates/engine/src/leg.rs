@@ -10,8 +10,8 @@ use crate::{
     taps::Tap,
 };
 use longsplice_datapath::{
-    PathFacts, Repair, Tuple, clamp_window, lift_narrow, lift_outstanding, lift_unread, limit_outstanding,
-    limit_unread, limit_unsent, make_room, narrow_window, path_facts, received, unread,
+    PathFacts, Repair, Tuple, clamp_window, lift_outstanding, lift_unread, limit_outstanding, limit_unread,
+    limit_unsent, make_room, narrow_window, path_facts, received, unread, widen_window,
 };
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
@@ -66,8 +66,8 @@ pub struct Leg {
     delays: bool,
     /// Size of the receive buffer before it was limited; see [`Leg::clamp`].
     clamped: Option<usize>,
-    /// The same, if only [`Leg::narrow`] has limited it.
-    narrowed: Option<usize>,
+    /// Whether the receive window is limited; see [`Leg::narrow`].
+    narrowed: bool,
     /// Whether the host was near when its path was last measured: a small window does not slow it down.
     is_near: bool,
     /// Whether the host is held back; see [`Leg::hold_back`].
@@ -114,7 +114,7 @@ impl Leg {
             speaks_first: false,
             delays: false,
             clamped: None,
-            narrowed: None,
+            narrowed: false,
             is_near: false,
             held_back: false,
             buffered: None,
@@ -222,9 +222,9 @@ impl Leg {
     #[doc(hidden)]
     pub fn clamp(&mut self) {
         self.path_facts();
+        self.widen();
         if let (true, Socket::Live(s)) = (self.is_near, &self.socket) {
-            let before = limit_unread(s.get(), FIRST_WINDOW).ok(); // on failure, more is copied
-            self.clamped = before.and(self.narrowed.take().or(before));
+            self.clamped = limit_unread(s.get(), FIRST_WINDOW).ok(); // on failure, more is copied
         }
     }
 
@@ -236,7 +236,7 @@ impl Leg {
 
     /// Limits the receive window. A larger one that was announced stays until it is used.
     pub(crate) fn narrow(&mut self, window: u32) {
-        self.narrowed = self.descriptor().and_then(|s| narrow_window(s, window).ok()); // on failure, it stays large
+        self.narrowed = self.descriptor().is_some_and(|s| narrow_window(s, window).is_ok()); // on failure, it stays large
     }
 
     /// Limits the bytes that wait in the socket because its host does not take them. In flight may be more.
@@ -246,15 +246,22 @@ impl Leg {
         }
     }
 
+    /// Lifts the limit of [`Leg::narrow`].
+    pub(crate) fn widen(&mut self) {
+        if !std::mem::take(&mut self.narrowed) {
+            return;
+        }
+        if let Some(Err(error)) = self.descriptor().map(widen_window) {
+            tracing::warn!(leg = ?self.tuple(), %error, "the window stays narrow");
+        }
+    }
+
     /// Lifts the limit of [`Leg::clamp`] or [`Leg::narrow`].
     #[doc(hidden)]
     pub fn unclamp(&mut self) {
-        let lifted = match (self.clamped.take(), self.narrowed.take()) {
-            (Some(before), _) => self.descriptor().map(|s| lift_unread(s, before)),
-            (None, Some(before)) => self.descriptor().map(|s| lift_narrow(s, before)),
-            (None, None) => None,
-        };
-        if let Some(Err(error)) = lifted {
+        self.widen();
+        let Some(before) = self.clamped.take() else { return };
+        if let Some(Err(error)) = self.descriptor().map(|s| lift_unread(s, before)) {
             tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
         }
     }
@@ -435,7 +442,7 @@ impl Leg {
     /// Has a parked socket accept as much as its host was promised while its flow was forwarded: data
     /// beyond the window that the socket has announced would be dropped (RFC 9293, 3.10.7.4).
     pub(crate) fn make_room(&mut self, promised: u32) {
-        (self.clamped, self.narrowed) = (None, None);
+        self.clamped = None;
         if let Some(Err(error)) = self.descriptor().map(|s| make_room(s, promised)) {
             tracing::warn!(leg = ?self.tuple(), %error, "data beyond the socket's window will be sent again");
         }
@@ -519,7 +526,7 @@ impl Parked {
             speaks_first: false,
             delays,
             clamped: None,
-            narrowed: None,
+            narrowed: false,
             is_near: false,
             held_back: false,
             buffered: None,

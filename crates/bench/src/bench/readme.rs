@@ -131,7 +131,7 @@ fn far(wan: &WanResults) -> String {
         let ratio = |middle| row.line(middle).and_then(|line| line.to_routed);
         let cells = [Middle::Default, Middle::Copied, Middle::Haproxy].map(ratio);
         let cells = cells.map(|r| r.map_or_else(String::new, |r| format!(" {:.2}", r.median)));
-        let _ = writeln!(text, "| {name} |{} |{}", cells.join(" |"), " |".repeat(COLUMNS.len() - cells.len()));
+        let _ = writeln!(text, "| {name} | less |{} |{}", cells.join(" |"), " |".repeat(COLUMNS.len() - cells.len()));
     }
     text
 }
@@ -143,22 +143,24 @@ fn short(results: &Results, source: &str, wan: Option<&(String, WanResults)>) ->
         let line = variants.iter().find_map(|v| s.line(subject, *v))?;
         if of_cpu { line.cpu_ratio.map(|r| r.median) } else { Some(line.ratio.median) }
     };
-    let mut text = "| relative to IP forwarding |".to_owned();
+    let mut text = "| relative to IP forwarding | better is |".to_owned();
     for [variant, _] in COLUMNS {
         let _ = write!(text, " {variant} |");
     }
-    text += "\n| --- |";
+    text += "\n| --- | --- |";
     text += &" ---: |".repeat(COLUMNS.len());
     text.push('\n');
     for (subject, of_cpu, name) in ROWS {
         let cells = COLUMNS.map(|v| figure(subject, of_cpu, v).map_or_else(String::new, |r| format!(" {r:.2}")));
         if cells.iter().any(|c| !c.is_empty()) {
-            let _ = writeln!(text, "| {name} |{} |", cells.join(" |"));
+            let counts = matches!(subject, Subject::Bulk { .. } | Subject::Rate { .. }) && !of_cpu;
+            let better = if counts { "more" } else { "less" };
+            let _ = writeln!(text, "| {name} | {better} |{} |", cells.join(" |"));
         }
     }
     for (variant, name) in FLOODS {
         if let Some(line) = s.line(Subject::Flood { flows: 1 }, variant) {
-            let _ = writeln!(text, "| {name} | {:.2} |{}", line.ratio.median, " |".repeat(COLUMNS.len() - 1));
+            let _ = writeln!(text, "| {name} | less | {:.2} |{}", line.ratio.median, " |".repeat(COLUMNS.len() - 1));
         }
     }
     text += &wan.map_or_else(String::new, |(_, wan)| far(wan));

@@ -116,6 +116,7 @@ impl Relay {
 
     fn freeze(&mut self, fit: bool) -> Event {
         self.engine.route_events(self.flow());
+        self.legs.iter_mut().for_each(Leg::widen); // whoever takes the flow back would not know of it
         let halves = Pair::from_fn(|side| self.core.half(side, self.legs[side].tuple(), &self.legs[side].at));
         let tuples = halves.each_ref().map(|half| half.leg);
         let hold = self.flow().policy.hold.then(|| Holding::of(&self.engine, tuples));
