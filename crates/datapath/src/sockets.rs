@@ -278,8 +278,8 @@ pub struct PathFacts {
     pub outstanding: u32,
     /// Segments with data sent to the host, including those sent again.
     pub sent: u32,
-    /// Segments sent again, with data or without.
-    pub sent_again: u32,
+    /// Segments sent again because they were lost: those that had arrived, as the host has reported (RFC 2883), do not count.
+    pub lost: u32,
     /// Bytes from the host that wait to be read ([`unread`]). [`path_facts`] leaves it at 0.
     pub unread: u32,
     /// Path MTU: size in bytes of the largest IP packet, from the route and from routers. `None`
@@ -314,7 +314,8 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     // net.ipv4.route.min_pmtu: the kernel believes no router that reports less. A route whose
     // device was deleted leads to the kernel's blackhole device, which has an MTU of 68.
     const LEAST_PMTU: u32 = 552;
-    let info: [u32; DELIVERY_RATE + 2] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    const DSACK_DUPS: usize = 54; // Linux 4.19
+    let info: [u32; DSACK_DUPS + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     let micros = |us: u32| Duration::from_micros(us.into());
     let rtt = Some(info[RTT]).filter(|us| *us != 0).map(micros);
     let [low, high] = [info[DELIVERY_RATE], info[DELIVERY_RATE + 1]].map(u32::to_ne_bytes);
@@ -325,7 +326,7 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
         cwnd: info[SND_CWND].saturating_mul(info[SND_MSS]),
         outstanding: info[UNACKED].saturating_mul(info[SND_MSS]).saturating_add(info[NOTSENT_BYTES]),
         sent: info[DATA_SEGS_OUT],
-        sent_again: info[TOTAL_RETRANS],
+        lost: info[TOTAL_RETRANS].saturating_sub(info[DSACK_DUPS]),
         unread: 0,
         mtu: Some(info[PMTU]).filter(|bytes| *bytes >= LEAST_PMTU),
     })

@@ -29,6 +29,8 @@ const PATH_AGAIN: Duration = Duration::from_secs(10);
 /// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
 /// needs for them: the sender may use the window that it was promised before it is held back.
 const APPROACH: Duration = Duration::from_secs(1);
+/// Number of lost segments from which a path is lossy. Fewer may be an accident.
+const LOST: u32 = 2;
 /// Number of copied bytes from which a direction's rate is known: some windows.
 const WATCHED: u64 = 64 * 1024;
 /// Time until the next attempt, if a host was silent for too long.
@@ -322,7 +324,7 @@ impl Core {
             policy: cx.policy,
             legs: cx.legs,
             rtt: facts.map(|f| f.min_rtt),
-            lost: facts.map(|f| f.sent_again as f32 / f.sent.max(1) as f32),
+            lost: facts.map(|f| if f.lost < LOST { 0.0 } else { f.lost as f32 / f.sent.max(1) as f32 }),
             carried: control
                 .streams
                 .each_ref()

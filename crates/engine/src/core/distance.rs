@@ -34,7 +34,7 @@ pub(crate) struct Distance<'a> {
     pub legs: Pair<Tuple>,
     /// Minimum round-trip times of the legs. `None` while there is no measurement, which is no reason to copy.
     pub rtt: Pair<Option<Duration>>,
-    /// Part of the segments to each host that had to be sent again.
+    /// Part of the segments to each host that was lost.
     pub lost: Pair<f32>,
     /// Bytes that each direction has carried, or is known to carry later.
     pub carried: Pair<u64>,
