@@ -42,9 +42,9 @@ pub enum PathRule {
     /// parts together take at most 2 ms, or if the hosts shook hands with each other. Nothing is known yet of a flow that is
     /// spliced [at once](SpliceWhen::AtOnce).
     ///
-    /// If the parts together take more than 10 ms, at most `loss` of the segments to the receiver may have been sent again: a
-    /// sender that is told of these losses a round trip of the whole path later is slower, whatever its congestion control
-    /// (except BBR). If each part takes more than 5 ms, 1 MB is copied first, because slow start is faster over each.
+    /// If the parts together take more than 10 ms, at most `loss` of the segments to the receiver may have been lost: a sender
+    /// that recovers from losses by round trips of the whole path is slower (BBR less so). If each part takes more than 5 ms,
+    /// 1 MB is copied first, because slow start is faster over each.
     ///
     /// A path that was refused is looked at again after ten seconds, and then ever more rarely. A flow that falls below
     /// half of its rate within some round trips after its splice is taken back, and stays in control mode.

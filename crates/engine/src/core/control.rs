@@ -31,8 +31,8 @@ const PATH_AGAIN: Duration = Duration::from_secs(10);
 const APPROACH: Duration = Duration::from_secs(1);
 /// Number of lost segments from which a path is lossy. Fewer may be an accident.
 const LOST: u32 = 2;
-/// Number of copied bytes from which a direction's rate is known: some windows.
-const WATCHED: u64 = 64 * 1024;
+/// Number of copied bytes from which the rate of a direction is known: more than its first window.
+const WATCHED: u64 = 16 * 1024;
 /// Time until the next attempt, if a host was silent for too long.
 const SILENT_AGAIN: Duration = Duration::from_secs(5);
 /// Number of attempts that wait for fitting windows, while bytes move. Afterwards,
