@@ -6,7 +6,7 @@ use std::{
     fs,
     path::PathBuf,
     process::{Command, Output},
-    sync::{PoisonError, RwLock},
+    sync::{Mutex, PoisonError, RwLock},
 };
 
 /// The memory of sockets is measured for the whole kernel, so that measurement needs exclusive access.
@@ -192,9 +192,13 @@ fn a_small_million() {
     assert!(million["micros_all"].as_f64().unwrap() > 0.0, "{million}");
 }
 
+/// The links of two networks at a time would lose packets on a busy machine.
+static LINKS: Mutex<()> = Mutex::new(());
+
 #[test]
 #[ignore = "root"]
 fn wan_smoke() {
+    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().to_str().unwrap();
     let chosen = ["--rtt", "c10,s10", "--size", "1m", "--cc", "cubic", "--proto", "plug,http", "--ip", "v6"];
@@ -225,29 +229,34 @@ fn wan_smoke() {
 #[test]
 #[ignore = "root"]
 fn tpot_smoke() {
+    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().to_str().unwrap();
-    let chosen = ["--rtt", "b20", "--size", "1,500k", "--ip", "v4,v6", "--rounds", "1", "--out", out];
+    let chosen = ["--rtt", "b20,t30", "--size", "1,500k", "--ip", "v4,v6", "--rounds", "1", "--out", out];
     let bench = longsplice_bench(&[&["tpot"][..], &chosen].concat());
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
-    assert!(said.contains("| routed | basic, copied | pipelined, copied | pipelined, spliced |"), "{said}");
+    let head = "| routed | basic, copied | pipelined, copied | pipelined, spliced | two, copied | two, spliced |";
+    assert!(said.contains(head), "{said}");
     let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
     let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("tpot.json")).unwrap()).unwrap();
     let rows = kept["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4, "{kept}");
+    assert_eq!(rows.len(), 8, "{kept}");
     for row in rows {
+        let round_trip = row["cell"]["distance"]["ms"].as_f64().unwrap() / 1000.0;
         let lines = row["lines"].as_array().unwrap();
         let middles: Vec<_> = lines.iter().map(|line| line["middle"].as_str().unwrap()).collect();
-        assert_eq!(middles, ["routed", "tpot-basic", "tpot-pipelined", "tpot-spliced"], "{row}");
-        // Connecting and the request are two round trips; a pipelined proxy half way saves half of one.
-        for (line, least) in lines.iter().zip([0.04, 0.04, 0.03, 0.03]) {
-            assert!(line["seconds"]["median"].as_f64() >= Some(least), "{row}");
+        let one = ["routed", "tpot-basic", "tpot-pipelined", "tpot-spliced"];
+        assert_eq!(middles, [&one[..], &["tpot-two", "tpot-two-spliced"]].concat(), "{row}");
+        // Connecting and the request are two round trips. With pipelined proxies, it takes one for the request, and that of the
+        // longest segment for connecting: half of the path, or a third.
+        for (line, least) in lines.iter().zip([2.0, 2.0, 1.5, 1.5, 1.3, 1.3]) {
+            assert!(line["seconds"]["median"].as_f64() >= Some(least * round_trip), "{row}");
             assert_eq!(line["dropped"], 0, "{row}");
         }
-        let [routed, basic, pipelined, spliced] = [0, 1, 2, 3].map(|n| lines[n]["spliced"].as_f64());
-        assert_eq!([routed, basic, pipelined], [None, Some(0.0), Some(0.0)], "{row}");
-        assert!(spliced > Some(0.5), "{row}");
+        let shares = [0, 1, 2, 3, 4, 5].map(|n| lines[n]["spliced"].as_f64());
+        assert_eq!([shares[0], shares[1], shares[2], shares[4]], [None, Some(0.0), Some(0.0), Some(0.0)], "{row}");
+        assert!(shares[3] > Some(0.5) && shares[5] > Some(0.5), "{row}");
     }
 }
 

@@ -248,6 +248,7 @@ fn nothing_is_left_of_namespaces_that_are_gone() {
     drop(lab);
     // devices of a namespace disappear some time after it
     let socket = Path::new("/run/longsplice").join(format!("control-{}.sock", std::process::id()));
+    fs::create_dir_all(socket.parent().unwrap()).unwrap();
     drop(UnixListener::bind(&socket).unwrap());
     eventually("it is removed", || {
         let output = live.lab.server.command(LONGSPLICE).args(["stop", "--flush", "--all"]).output().unwrap();

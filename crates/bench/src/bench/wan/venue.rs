@@ -37,6 +37,8 @@ const HANGING_UP: Duration = Duration::from_millis(600);
 const LOG: &str = "access.log";
 /// Directories of the files of two proxies. One has the first.
 const PROXIES: [&str; 2] = ["first", "second"];
+/// Their devices. Without being told, they would attach to those of the impairments as well.
+const DEVICES: [[&str; 2]; 2] = [["f0", "f1"], ["g0", "g1"]];
 
 /// A lab with one subject in the middle. Fields are dropped in order: programs before their namespaces.
 pub struct Venue {
@@ -229,9 +231,11 @@ fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Vec<ChildGuard>> {
     arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
     let config = if middle.translucent() > 0 { translucent_config(middle) } else { longsplice_config(middle) };
     let forwarders = [&lab.forwarder].into_iter().chain(&lab.second).take(middle.translucent().max(1));
-    let start = |(at, name): (&Namespace, &str)| {
+    let start = |((at, name), devices): ((&Namespace, &str), [&str; 2])| {
         let dir = dir.join(name);
         fs::create_dir(&dir)?;
+        let devices = devices.iter().flat_map(|device| ["--device", device]);
+        let arguments: Vec<_> = arguments.iter().copied().chain(devices).collect();
         let guard = run_longsplice(at, &dir, &config, &arguments, PATIENCE)?;
         let words = guard.output();
         if words.contains("are copied, not spliced") {
@@ -239,7 +243,7 @@ fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Vec<ChildGuard>> {
         }
         Ok(guard)
     };
-    forwarders.zip(PROXIES).map(start).collect()
+    forwarders.zip(PROXIES).zip(DEVICES).map(start).collect()
 }
 
 /// The configuration of longsplice: a plug, SOCKS and a reverse proxy, each for both IP versions.
@@ -275,7 +279,7 @@ fn translucent_config(middle: Middle) -> String {
     let keys = format!("protocol = \"tpot\"\nhandshake = \"{handshake}\"\n{policy}");
     let listeners = ["0.0.0.0", "[::]"].map(|any| format!("[[listener]]\nlisten = \"{any}:{PORT}\"\n{keys}")).concat();
     match middle.translucent() {
-        2 => format!("{listeners}[tpot]\nproxies = [\"10.77.0.0/16\", \"fd77::/32\"]\nports = {PORT}\n"),
+        2 => format!("{listeners}[tpot]\nproxies = [\"10.77.0.0/16\", \"fd77::/16\"]\nports = {PORT}\n"),
         _ => listeners,
     }
 }
