@@ -1,5 +1,6 @@
 //! Translucent proxies, as the TPOT paper measures them: the time until the first byte of a short connection (its Table 3), and
-//! transfers over long and lossy paths, with a proxy half way, or two at its thirds. Network, ends and figures are those of [`wan`](super::wan).
+//! transfers over long and lossy paths, with a proxy half way, or two at its thirds. Network, ends and figures are those of
+//! [`wan`](super::wan).
 
 use super::{
     Bench, Result,
