@@ -2,11 +2,17 @@
 use longsplice_engine::{Ended, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
+    process::wait_for,
     topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once};
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::Duration,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PORT: u16 = 7000;
@@ -145,7 +151,17 @@ fn behind_a_router(lab: &Lab) -> Lab {
     }
     ip(&lab.forwarder, "route add 10.77.9.0/24 via 10.77.2.2");
     ip(&lab.forwarder, "route add fd77:9::/64 via fd77:2::2");
+    // Until the kernel has noticed that the link is up, its packets are lost.
+    for family in Family::BOTH {
+        let answers =
+            || lab.forwarder.run(|| TcpStream::connect(self::beyond(family))).is_err_and(is_refused).then_some(());
+        wait_for(PATIENCE, answers).expect("an answer from behind the router");
+    }
     beyond
+}
+
+fn is_refused(error: io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
 }
 
 fn beyond(family: Family) -> SocketAddr {

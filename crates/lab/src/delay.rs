@@ -6,7 +6,7 @@
 //! of its own, which no other connection delays.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, binary_heap::PeekMut};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +35,10 @@ const SOCKET_BUFFER: usize = 64 << 20;
 const FRAMES: usize = 50_000;
 /// Maximum number of queues. Connections beyond that share one.
 const QUEUES: usize = 1024;
+/// How long a frame waits until it is sent again that the kernel had no room for.
+const RETRY: Duration = Duration::from_micros(200);
+/// How late a frame may be. Later, a device that takes nothing is the cause.
+const LATE: Duration = Duration::from_secs(1);
 /// How often the thread checks whether it is to exit.
 const IDLE: Duration = Duration::from_millis(50);
 
@@ -208,9 +212,9 @@ impl Line {
     fn run(mut self, stop: &AtomicBool) {
         let mut buffer = vec![0; FRAME];
         while !stop.load(Ordering::Relaxed) {
-            self.release();
+            let least = if self.release() { Duration::ZERO } else { RETRY };
             let next = self.waiting.peek().map(|next| next.0.leaves.saturating_duration_since(Instant::now()));
-            let patience = next.unwrap_or(IDLE).min(IDLE);
+            let patience = next.unwrap_or(IDLE).clamp(least, IDLE);
             let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
             match ppoll(&mut ready, Some(patience.into()), None) {
                 Ok(0) | Err(Errno::EINTR) => {}
@@ -253,16 +257,20 @@ impl Line {
         self.waiting.push(Reverse(Waiting { leaves, number: self.arrived, frame: frame.to_vec() }));
     }
 
-    fn release(&mut self) {
+    /// Sends what is due. Returns false if the kernel has no room for more now: it queues received packets for a CPU, and on a
+    /// busy machine that queue can be full. This machine is slow then, not the link, so the frames wait.
+    fn release(&mut self) -> bool {
         let now = Instant::now();
-        while self.waiting.peek().is_some_and(|next| next.0.leaves <= now) {
-            let Some(Reverse(due)) = self.waiting.pop() else {
-                return;
-            };
-            let sent = sendto(self.socket.as_raw_fd(), &due.frame, &self.address, MsgFlags::empty());
+        while let Some(due) = self.waiting.peek_mut().filter(|next| next.0.leaves <= now) {
+            let sent = sendto(self.socket.as_raw_fd(), &due.0.frame, &self.address, MsgFlags::empty());
+            if sent == Err(Errno::ENOBUFS) && now - due.0.leaves < LATE {
+                return false;
+            }
+            PeekMut::pop(due);
             let count = if sent.is_ok() { &self.counts.delayed } else { &self.counts.unsent };
             count.fetch_add(1, Ordering::Relaxed);
         }
+        true
     }
 }
 
