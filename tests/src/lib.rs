@@ -94,9 +94,10 @@ fn taking(
     policy: Policy,
     onward: bool,
     handshake: TpotHandshake,
+    options: TpotOptions,
 ) -> impl AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static {
     async move |splicer, record, ready| {
-        let tpot = TestTpot::open();
+        let tpot = TestTpot::with(&options);
         if onward {
             tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
         }
@@ -167,24 +168,26 @@ impl Forwarder {
 
     /// Intercepts connections of hosts that ask for a proxy, by translucent proxying (TPOT). `onward`: asks for another one.
     pub fn taker(at: &Namespace, to: Destinations, policy: Policy, onward: bool) -> Forwarder {
-        Forwarder::taker_with(at, to, policy, onward, TpotHandshake::Basic)
+        Forwarder::taker_with(at, to, policy, onward, TpotHandshake::Basic, TpotOptions::default())
     }
 
-    /// The same with another handshake.
+    /// The same with another handshake, and other options.
     pub fn taker_with(
         at: &Namespace,
         to: Destinations,
         policy: Policy,
         onward: bool,
         handshake: TpotHandshake,
+        options: TpotOptions,
     ) -> Forwarder {
-        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), taking(to, policy, onward, handshake))
+        let accept = taking(to, policy, onward, handshake, options);
+        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), accept)
     }
 
     /// The same in the caller's network namespace, asking for another one.
     pub fn taker_here(to: Destinations, policy: Policy, handshake: TpotHandshake) -> Forwarder {
         let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
-        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true, handshake))
+        Forwarder::running(spawn, OpenOptions::default(), taking(to, policy, true, handshake, TpotOptions::default()))
     }
 
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are

@@ -172,6 +172,7 @@ static __always_inline int admit(struct __sk_buff *skb, const struct packet *p)
 static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, struct options *o)
 {
 	struct tuple dest = p->t;
+	struct tpot_config *c = configured();
 	struct tpot_syn syn = {}, *known;
 	struct tpot_own *own;
 	__u32 key = skb->ifindex, rule, handshake;
@@ -193,6 +194,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	syn.seq = p->seq;
 	syn.role = TPOT_TAKER;
 	syn.hops = o->hops;
+	syn.udp = c && c->udp ? o->capabilities & (TPOT_CAN_UDP | TPOT_WANT_UDP) : 0;
 	__builtin_memcpy(syn.peer, p->t.remote, 16);
 	__builtin_memcpy(syn.own, p->v6 ? own->v6 : own->v4, 16);
 	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
@@ -238,6 +240,8 @@ static __always_inline int open_tunnel(struct __sk_buff *skb, const struct tuple
 	if (tn->role == TPOT_TAKER) /* the asker's counts SYNs: it sends another one if its stack drops the answer */
 		bpf_map_delete_elem(&tpot_syns, t);
 	count(T_OPENED);
+	if (tn->flags & TPOT_UDP)
+		count(T_OPENED_UDP);
 	return 0;
 }
 
@@ -250,10 +254,10 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	struct tpot_tunnel *tn;
 	struct tpot_syn *syn;
 	struct tpot_tunnel like = {};
-	int r, answers, taken = 0, cookie = 0;
+	int r, answers, taken = 0, cookie = 0, udp = outer->proto == IPPROTO_UDP;
 	__u32 listener = 0;
 
-	if (!parse(skb, &in, outer->l4, outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
+	if (!parse(skb, &in, outer->inner, outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		goto unproven;
 	answers = (in.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &in.t);
@@ -274,7 +278,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 
 		/* An acknowledgement without SYN is of an earlier connection, which the proxy still has. The socket resets it
 		 * (RFC 9293, 3.10.7.3). */
-		if (!(in.flags & TH_ACK) || !same(outer->t.local, in.t.local) ||
+		if (!(in.flags & TH_ACK) || !same(outer->t.local, in.t.local) || (udp && !syn->udp) ||
 		    (in.flags & (TH_SYN | TH_RST) && in.ack != syn->seq + 1))
 			goto unproven;
 		if (syn->answered)
@@ -289,6 +293,9 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 			if (!may_answer(skb, &in, o, syn, outer->t.remote))
 				return drop(T_UNAUTHENTICATED);
 			like.role = TPOT_ASKER;
+			like.flags = udp ? TPOT_UDP : 0;
+			if (udp && (syn->asked > 1 || !(syn->udp & TPOT_WANT_UDP)))
+				learn(in.t.remote, TPOT_IN_UDP);
 			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, &like))
 				return drop(T_FAILED);
 		}
@@ -308,7 +315,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 			like.hops = syn->hops;
 			like.isn = syn->seq;
 			like.listener = listener;
-			like.flags = cookie ? TPOT_COOKIE : 0;
+			like.flags = (cookie ? TPOT_COOKIE : 0) | (udp ? TPOT_UDP : 0);
 			if (open_tunnel(skb, &in.t, syn->peer, syn->own, &like))
 				return drop(T_FAILED);
 		}
@@ -423,11 +430,9 @@ int tpot_ingress(struct __sk_buff *skb)
 	}
 	/* The server itself has answered. */
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
-		__u64 at = now();
-
 		syn->answered = 1;
 		if (syn->bare) /* something on the path drops segments with the option */
-			bpf_map_update_elem(&tpot_avoided, p.t.remote, &at, BPF_ANY);
+			learn(p.t.remote, TPOT_BARE);
 	}
 	return TCX_NEXT;
 }
@@ -440,7 +445,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 	struct tpot_config *c = configured();
 	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_ASKER }, *known;
 	struct tpot_option option;
-	__u64 *avoided;
+	__u32 about;
 	__u8 hops;
 	int r;
 
@@ -452,24 +457,29 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 		return TCX_NEXT;
 	if (c->cgroup && bpf_skb_ancestor_cgroup_id(skb, c->level) != c->cgroup)
 		return TCX_NEXT;
-	avoided = bpf_map_lookup_elem(&tpot_avoided, p->t.remote);
-	if (avoided && now() - *avoided < TPOT_AVOID * SECOND) {
+	about = known_about(p->t.remote);
+	if (about == TPOT_BARE) {
 		count(T_AVOIDED);
 		return TCX_NEXT;
 	}
 	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
 	if (known && known->role == TPOT_ASKER && known->seq == p->seq) {
 		syn.asked = known->asked;
+		syn.udp = known->udp;
 		if (syn.asked >= ASK_TIMES) {
 			known->bare = 1;
 			count(T_NOT_ASKED);
 			return TCX_NEXT;
 		}
 	}
+	if (c->udp)
+		syn.udp |= TPOT_CAN_UDP;
+	if (c->udp == TPOT_UDP_ALWAYS || (c->udp && (syn.asked || about == TPOT_IN_UDP)))
+		syn.udp |= TPOT_WANT_UDP;
 	syn.asked++;
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY))
 		return TCX_NEXT;
-	option = our_option(c, sizeof(option), hops);
+	option = our_option(c, sizeof(option), hops, syn.udp);
 	r = append(skb, p, &option, sizeof(option));
 	if (r < 0)
 		return drop(T_FAILED);
@@ -480,18 +490,20 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 /* The answer of our listener to an intercepted SYN, or its refusal. */
 static __always_inline int answer(struct __sk_buff *skb, struct packet *p, struct tpot_syn *syn)
 {
+	/* the first answer has not arrived: its tunnel may be the cause */
+	int udp = syn->udp & TPOT_WANT_UDP || (syn->udp & TPOT_CAN_UDP && syn->answered);
 	struct options *o;
 
 	if ((p->flags & (TH_SYN | TH_ACK)) == (TH_SYN | TH_ACK)) {
 		if (p->ack != syn->seq + 1)
 			return TCX_NEXT;
 		o = read_options(skb, p);
-		if (!o || shrink_mss(skb, p, o) || append_answer(skb, p, syn))
+		if (!o || shrink_mss(skb, p, o) || append_answer(skb, p, syn, udp))
 			return drop(T_FAILED); /* without the option, the asker would not know its tunnel */
 		syn->iss = p->seq;
 		syn->answered = 1;
 	}
-	return encapsulate(skb, p, syn->peer, syn->own);
+	return encapsulate(skb, p, syn->peer, syn->own, udp);
 }
 
 SEC("tcx/egress")
@@ -521,7 +533,7 @@ int tpot_egress(struct __sk_buff *skb)
 	}
 	if (tn) {
 		note_departure(tn, &p);
-		r = encapsulate(skb, &p, tn->peer, tn->own);
+		r = encapsulate(skb, &p, tn->peer, tn->own, tn->flags & TPOT_UDP);
 		/* The next hop was chosen for the inner destination. That is the taker's peer, but not the asker's. */
 		return r == TCX_NEXT && tn->role == TPOT_ASKER ? bpf_redirect_neigh(tn->ifindex, NULL, 0, 0) : r;
 	}

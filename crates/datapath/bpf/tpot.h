@@ -2,8 +2,8 @@
 /* Translucent proxying (TPOT): the layout that tpot.bpf.c shares with user space, and the wire format of the option.
  *
  * Words: the *asker* is the host or proxy whose SYN carries the option, the *taker* the proxy that intercepts it. Everything
- * after the SYN travels between the two in a tunnel: IP in IP, the outer addresses are their own, the inner ones are those of the
- * connection. Either may be the host of a leg of ours: the taker's client, or the asker's server.
+ * after the SYN travels between the two in a tunnel: IP in IP or IP in UDP, the outer addresses are their own, the inner ones are
+ * those of the connection. Either may be the host of a leg of ours: the taker's client, or the asker's server.
  */
 #ifndef LONGSPLICE_TPOT_H
 #define LONGSPLICE_TPOT_H
@@ -19,8 +19,7 @@
  *   |               MAC, in the SYN-ACK of a taker that has a key           |
  *   +--------+--------+--------+--------+--------+--------+--------+--------+
  *
- * hops: how many proxies may still intercept. capabilities: bits for what a proxy may do to the stream; none is defined, so
- * none is set. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another
+ * hops: how many proxies may still intercept. capabilities: enum tpot_capability; a receiver ignores other bits. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another
  * length or version counts as none. */
 struct tpot_option {
 	__u8 kind;   /* TPOT_KIND */
@@ -49,9 +48,10 @@ struct tpot_covered {
 enum tpot_constant {
 	TPOT_KIND = 253,     /* experimental (RFC 4727) */
 	TPOT_VERSION = 1,
+	TPOT_UDP_PORT = 6080, /* destination of tunnels in UDP: that of GUE, whose variant 1 is an IP packet in UDP */
 	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
-	TPOT_AVOIDED = 4096, /* destinations that are not asked about; the oldest one makes room */
-	TPOT_AVOID = 3600,   /* for this time, seconds: then the path may be another one */
+	TPOT_KNOWN = 4096,   /* destinations of which something is known; the oldest one makes room */
+	TPOT_KNOWN_FOR = 3600, /* seconds: then the path may be another one */
 	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
 	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
 	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
@@ -69,6 +69,25 @@ enum tpot_rule_kind {
 	TPOT_RULE_ASK = 1,   /* ask for a proxy: connections of this host to these destinations */
 	TPOT_RULE_TAKE = 2,  /* intercept: connections of others to these destinations, with the listener of the rule's index */
 	TPOT_RULE_TRUST = 3, /* proxies that may intercept: the taker's address */
+};
+
+/* Bits of the option, host byte order. */
+enum tpot_capability {
+	TPOT_CAN_UDP = 1 << 0,  /* SYN: the tunnel may be in UDP. SYN-ACK: it is */
+	TPOT_WANT_UDP = 1 << 1, /* SYN: and it should be. Otherwise, a taker answers in UDP if its first answer has failed */
+};
+
+/* When the tunnel is in UDP, for paths that drop IP in IP. */
+enum tpot_udp {
+	TPOT_UDP_NEVER = 0,    /* a taker does not understand it either */
+	TPOT_UDP_FALLBACK = 1, /* if the first answer does not arrive, and then at once for this destination */
+	TPOT_UDP_ALWAYS = 2,   /* if the taker understands it */
+};
+
+/* What an asker has learned about a destination. */
+enum tpot_knowledge {
+	TPOT_BARE = 1,   /* it has only answered SYNs without the option: it is not asked about */
+	TPOT_IN_UDP = 2, /* a taker's answer has only arrived in UDP */
 };
 
 /* When a taker connects to the server. */
@@ -101,11 +120,18 @@ struct tpot_config {
 	__u32 rules;   /* number of rules; 0: nothing is asked for or intercepted */
 	__u16 exid;    /* host byte order */
 	__u8 hops;     /* of SYNs of this host */
-	__u8 fill;
+	__u8 udp;      /* enum tpot_udp */
 	__u64 cgroup;  /* only its processes ask, and those of cgroups below; 0: all */
 	__u32 level;   /* of the cgroup: its distance from the root */
 	__u32 keys;    /* number of keys; 0: answers are neither signed nor checked */
 	__u64 key[TPOT_KEYS][2]; /* little-endian. A taker signs with the first one, an asker accepts each */
+};
+
+/* A destination, by its address, of which something is known. */
+struct tpot_known {
+	__u64 at;   /* since when, ns, CLOCK_MONOTONIC */
+	__u32 what; /* enum tpot_knowledge */
+	__u32 fill;
 };
 
 /* An address of this machine, which is never intercepted. Network byte order, IPv4 as ::ffff:a.b.c.d. */
@@ -129,7 +155,8 @@ struct tpot_syn {
 	__u8 hops;       /* of the SYN */
 	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
 	__u8 listener;   /* taker: index of the rule and of its socket */
-	__u8 fill[2];
+	__u8 udp;        /* of the SYN, with asker those before as well: enum tpot_capability */
+	__u8 fill;
 };
 
 enum tpot_tunnel_flag {
@@ -137,6 +164,7 @@ enum tpot_tunnel_flag {
 	TPOT_FIN_OUT = 1 << 1,
 	TPOT_RST = 1 << 2,
 	TPOT_COOKIE = 1 << 3, /* taker: our SYN-ACK was a SYN cookie, so there may be no socket yet */
+	TPOT_UDP = 1 << 4,    /* the tunnel is in UDP */
 };
 
 /* A connection in a tunnel; the key is struct tuple as the inner packets have it. */
@@ -187,6 +215,7 @@ enum tpot_verdict {
 	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
 	T_OPENED,         /* connection enters its tunnel */
+	T_OPENED_UDP,     /* the same, in UDP; counted as opened as well */
 	T_SECOND_ANSWER,  /* second answer to a SYN, a SYN-ACK or the server's own SYN: answered with an RST on the way that it came */
 	T_FORGOTTEN,      /* tunnelled packet of a connection that this proxy does not know any more: answered with an RST */
 	T_UNTRUSTED,      /* answer of a proxy that may not intercept: dropped */

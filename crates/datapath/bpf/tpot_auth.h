@@ -46,7 +46,7 @@ static __always_inline void cover(struct signing *s, const __u32 *asker, __u16 a
 }
 
 /* Append our option to a taker's SYN-ACK: signed, if there are keys. Returns what append() does. */
-static __always_inline int append_answer(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn)
+static __always_inline int append_answer(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn, int udp)
 {
 	struct tpot_config *c = configured();
 	struct signing *s = signing();
@@ -55,7 +55,8 @@ static __always_inline int append_answer(struct __sk_buff *skb, const struct pac
 	if (!c || !s)
 		return -1;
 	signs = c->keys;
-	s->answer.option = our_option(c, signs ? sizeof(s->answer) : sizeof(s->answer.option), syn->hops - 1);
+	s->answer.option = our_option(c, signs ? sizeof(s->answer) : sizeof(s->answer.option), syn->hops - 1,
+				      udp ? TPOT_CAN_UDP : 0);
 	if (!signs)
 		return append(skb, p, &s->answer.option, sizeof(s->answer.option));
 	cover(s, p->t.remote, p->t.rport, p->t.local, p->t.lport, syn->seq, syn->own);

@@ -8,6 +8,8 @@
 const volatile enum tpot_role role_layout;
 const volatile enum tpot_handshake handshake_layout;
 const volatile enum tpot_tunnel_flag flag_layout;
+const volatile enum tpot_udp udp_layout;
+const volatile enum tpot_knowledge knowledge_layout;
 const volatile enum tpot_verdict verdict_layout;
 const volatile struct tpot_asking asking_layout;
 
@@ -56,13 +58,12 @@ struct {
 	__type(value, struct signing);
 } tpot_signing SEC(".maps");
 
-/* Destinations that have only answered SYNs without the option, and when, ns, CLOCK_MONOTONIC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, TPOT_AVOIDED);
+	__uint(max_entries, TPOT_KNOWN);
 	__type(key, struct tpot_address);
-	__type(value, __u64);
-} tpot_avoided SEC(".maps");
+	__type(value, struct tpot_known);
+} tpot_known SEC(".maps");
 
 /* The listening sockets for intercepted connections, by the index of their rule. */
 struct {
@@ -103,6 +104,22 @@ static __always_inline int drop(__u32 verdict)
 static __always_inline __u64 now(void)
 {
 	return bpf_ktime_get_coarse_ns();
+}
+
+/* Remember something about a destination. */
+static __always_inline void learn(const __u32 *destination, __u32 what)
+{
+	struct tpot_known known = { .at = now(), .what = what };
+
+	bpf_map_update_elem(&tpot_known, destination, &known, BPF_ANY);
+}
+
+/* What is known about a destination: enum tpot_knowledge; 0: nothing. */
+static __always_inline __u32 known_about(const __u32 *destination)
+{
+	struct tpot_known *known = bpf_map_lookup_elem(&tpot_known, destination);
+
+	return known && now() - known->at < TPOT_KNOWN_FOR * SECOND ? known->what : 0;
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
+#include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include "tpot.h"
 
@@ -44,6 +45,7 @@ struct options {
 	__u32 size;     /* of our option; 0: none. Only an answer may have the longer one */
 	__u32 at;       /* where it is */
 	__u32 hops;     /* of our option */
+	__u32 capabilities; /* of our option, enum tpot_capability */
 };
 
 struct {
@@ -53,10 +55,11 @@ struct {
 	__type(value, struct options);
 } tpot_scratch SEC(".maps");
 
-/* An IP packet, and the TCP segment in it. */
+/* An IP packet, and the TCP segment or the IP packet in it. */
 struct packet {
 	struct tuple t;
 	__u32 l3, l4;  /* offsets from the frame's start, bytes */
+	__u32 inner;   /* the same, of the tunnelled packet */
 	__u32 l3_len;  /* IP header, bytes */
 	__u8 v6, proto, tos, flags, doff; /* doff: bytes */
 	__u32 seq, ack;
@@ -74,9 +77,23 @@ static __always_inline void mapped(__u32 *to, __u32 v4)
 	to[3] = v4;
 }
 
+/* Bytes of a tunnel's headers. */
+static __always_inline __u32 tunnel_len(int v6, int udp)
+{
+	return (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + (udp ? sizeof(struct udphdr) : 0);
+}
+
+/* Is this the UDP header of a tunnel? Whatever is configured now: connections stay in their tunnels. */
+static __always_inline int is_tunnel_udp(struct __sk_buff *skb, __u32 at)
+{
+	struct udphdr uh;
+
+	return !bpf_skb_load_bytes(skb, at, &uh, sizeof(uh)) && uh.dest == bpf_htons(TPOT_UDP_PORT);
+}
+
 /* Parse the IP header at l3 and the TCP header behind it, if there is one. out: our side is the source. Returns 0 for packets
  * that have no place here: other protocols, fragments, IP options and extension headers. A tunnelled packet yields its outer
- * addresses, and its protocol. */
+ * addresses, its protocol, and where the inner packet is. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3, int v6, int out)
 {
 	struct tcphdr th;
@@ -106,6 +123,11 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 
 		mapped(out ? p->t.local : p->t.remote, ip.saddr);
 	}
 	p->l4 = l3 + p->l3_len;
+	if (p->proto == IPPROTO_UDP) {
+		p->inner = p->l4 + sizeof(struct udphdr);
+		return is_tunnel_udp(skb, p->l4);
+	}
+	p->inner = p->l4;
 	if (p->proto != IPPROTO_TCP)
 		return p->proto == (v6 ? IPPROTO_IPV6 : IPPROTO_IPIP) || p->proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
 	if (bpf_skb_load_bytes(skb, p->l4, &th, sizeof(th)))
@@ -212,6 +234,7 @@ __noinline int find_options(struct __sk_buff *skb, __u32 at, __u32 len)
 			o->size = size;
 			o->at = n;
 			o->hops = o->bytes[(n + 5) & 63];
+			o->capabilities = o->bytes[(n + 6) & 63] << 8 | o->bytes[(n + 7) & 63];
 		}
 		o->cursor = n + size;
 	}

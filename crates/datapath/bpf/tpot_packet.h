@@ -5,18 +5,21 @@
 
 #include "tpot_maps.h"
 
-/* Lower the MSS by the tunnel's header: the receiver of this SYN or SYN-ACK must leave room for it. */
+/* Lower the MSS by the tunnel's headers: the receiver of this SYN or SYN-ACK must leave room for them. Whether they are in UDP may
+ * change until the handshake is over, so there is room for that if it is possible at all. */
 static __always_inline int shrink_mss(struct __sk_buff *skb, const struct packet *p, const struct options *o)
 {
+	struct tpot_config *c = configured();
+	__u32 by = tunnel_len(p->v6, c && c->udp);
 	__u32 at = o->mss, check = p->l4 + 16;
 	__u16 old, new;
 
 	if (!at || at > 38)
 		return 0;
 	old = o->bytes[at & 63] << 8 | o->bytes[(at + 1) & 63];
-	if (old < 256 + p->l3_len) /* no path is so narrow: a mistake or an attack, and no reason to make it worse */
+	if (old < 256 + by) /* no path is so narrow: a mistake or an attack, and no reason to make it worse */
 		return 0;
-	new = bpf_htons(old - p->l3_len);
+	new = bpf_htons(old - by);
 	old = bpf_htons(old);
 	if (bpf_skb_store_bytes(skb, p->l4 + 20 + at, &new, 2, 0))
 		return -1;
@@ -50,10 +53,11 @@ static __always_inline int set_length(struct __sk_buff *skb, const struct packet
 	return p->v6 ? 0 : bpf_l3_csum_replace(skb, p->l3 + 10, old, new, 2);
 }
 
-static __always_inline struct tpot_option our_option(const struct tpot_config *c, __u8 length, __u8 hops)
+static __always_inline struct tpot_option our_option(const struct tpot_config *c, __u8 length, __u8 hops, __u16 capabilities)
 {
 	return (struct tpot_option){
 		.kind = TPOT_KIND, .length = length, .exid = bpf_htons(c->exid), .version = TPOT_VERSION, .hops = hops,
+		.capabilities = bpf_htons(capabilities),
 	};
 }
 

@@ -13,7 +13,7 @@
 #define CHECKSUM_PARTIAL 3 /* <linux/skbuff.h> */
 #define TTL 64 /* of the outer header */
 
-/* Remove the outer header. The outer congestion mark goes to the inner packet (RFC 6040, 4.2). */
+/* Remove the outer headers. The checksum of UDP does not count: the inner one covers what matters. The outer congestion mark goes to the inner packet (RFC 6040, 4.2). */
 static __always_inline int decapsulate(struct __sk_buff *skb, const struct packet *outer, const struct packet *inner)
 {
 	__u64 flags = outer->v6 ? BPF_F_ADJ_ROOM_DECAP_L3_IPV6 : BPF_F_ADJ_ROOM_DECAP_L3_IPV4;
@@ -21,7 +21,7 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct packe
 
 	if (marked && !(inner->tos & ECN_BITS))
 		return drop(T_CE_DROPPED);
-	if (bpf_skb_adjust_room(skb, -(__s32)outer->l3_len, BPF_ADJ_ROOM_MAC, flags | BPF_F_ADJ_ROOM_FIXED_GSO))
+	if (bpf_skb_adjust_room(skb, -(__s32)(outer->inner - outer->l3), BPF_ADJ_ROOM_MAC, flags | BPF_F_ADJ_ROOM_FIXED_GSO))
 		return drop(T_FAILED);
 	if (marked)
 		bpf_skb_ecn_set_ce(skb);
@@ -29,14 +29,35 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct packe
 	return TCX_NEXT;
 }
 
+/* The source port of a connection's tunnel: equal-cost paths hash it (RFC 6335, 6: dynamic ports). */
+static __always_inline __u16 source_port(const struct tuple *t)
+{
+	__u32 mix = t->remote[0] ^ t->remote[1] ^ t->remote[2] ^ t->remote[3] ^ t->local[0] ^ t->local[1] ^ t->local[2] ^
+		    t->local[3] ^ (t->rport << 16 | t->lport);
+
+	return bpf_htons(0xc000 | mix * 0x9e3779b1u >> 18);
+}
+
+/* Write the UDP header of a tunnel: `len` bytes with it. It has no checksum (RFC 6935), because hosts could not
+ * compute that of each segment of a large packet. */
+static __always_inline int store_udp(struct __sk_buff *skb, __u32 at, __u16 source, __u32 len)
+{
+	struct udphdr uh = {
+		.source = source, .dest = bpf_htons(TPOT_UDP_PORT), .len = bpf_htons(len > 65535 ? 0 : len),
+	};
+
+	return bpf_skb_store_bytes(skb, at, &uh, sizeof(uh), 0);
+}
+
 /* Put the packet into the tunnel. The inner segment's size stays as it is: the MSS has left room for the header. Routers must not
  * fragment it, whatever the inner packet says, because nobody would reassemble it: translate_error() tells the host. A segment of
  * more than 64 KB, before its segmentation, has no length in its outer header, as BIG TCP defines it. */
-static __always_inline int encapsulate(struct __sk_buff *skb, const struct packet *p, const __u32 *peer, const __u32 *own)
+static __always_inline int encapsulate(struct __sk_buff *skb, const struct packet *p, const __u32 *peer, const __u32 *own,
+				       int udp)
 {
-	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO |
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO | (udp ? BPF_F_ADJ_ROOM_ENCAP_L4_UDP : 0) |
 		      (p->v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
-	__u32 len;
+	__u32 len, room = tunnel_len(p->v6, udp);
 	__u16 said;
 	int r;
 
@@ -44,16 +65,22 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct packe
 	if (bpf_skb_load_bytes(skb, p->l3 + (p->v6 ? 4 : 2), &said, 2))
 		return drop(T_FAILED);
 	len = !said ? skb->len - p->l3 : bpf_ntohs(said) + (p->v6 ? sizeof(struct ipv6hdr) : 0);
-	r = bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, flags);
+	r = bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_MAC, flags);
 	/* A packet that was decapsulated here counts as encapsulated until Linux 7.1 or so, with the right inner header. */
 	if (r == -EALREADY)
-		r = bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
+		r = bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
 	if (r)
 		return drop(T_FAILED);
+	if (udp) {
+		len += sizeof(struct udphdr);
+		if (store_udp(skb, p->l3 + p->l3_len, source_port(&p->t), len))
+			return drop(T_FAILED);
+	}
 	if (p->v6) {
 		struct ipv6hdr ip = {
 			.version = 6, .priority = p->tos >> 4, .flow_lbl = { (p->tos & 0xf) << 4 },
-			.payload_len = bpf_htons(len > 65535 ? 0 : len), .nexthdr = IPPROTO_IPV6, .hop_limit = TTL,
+			.payload_len = bpf_htons(len > 65535 ? 0 : len), .nexthdr = udp ? IPPROTO_UDP : IPPROTO_IPV6,
+			.hop_limit = TTL,
 		};
 		__u32 label = bpf_get_hash_recalc(skb);
 
@@ -67,7 +94,8 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct packe
 			return drop(T_FAILED);
 	} else {
 		struct iphdr ip = {
-			.version = 4, .ihl = 5, .tos = p->tos, .protocol = IPPROTO_IPIP, .ttl = TTL, .frag_off = bpf_htons(0x4000),
+			.version = 4, .ihl = 5, .tos = p->tos, .protocol = udp ? IPPROTO_UDP : IPPROTO_IPIP, .ttl = TTL,
+			.frag_off = bpf_htons(0x4000),
 			.tot_len = bpf_htons(len + 20 > 65535 ? 0 : len + 20), .id = bpf_get_prandom_u32(),
 			.saddr = own[3], .daddr = peer[3],
 		};
@@ -135,8 +163,14 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 		th.check = fold(bpf_csum_diff(NULL, 0, (__be32 *)&th, sizeof(th), sum));
 	if (cut_off(skb, p->l4 + sizeof(th), 0) || bpf_skb_store_bytes(skb, p->l4, &th, sizeof(th), 0))
 		return TCX_DROP;
-	if (turn_ip(skb, p, sizeof(th)) || (outer && turn_ip(skb, outer, p->l3_len + sizeof(th))))
+	if (turn_ip(skb, p, sizeof(th)))
 		return TCX_DROP;
+	if (outer) {
+		__u32 len = p->l3_len + sizeof(th), head = outer->inner - outer->l4;
+
+		if (turn_ip(skb, outer, head + len) || (head && store_udp(skb, outer->l4, source_port(&p->t), head + len)))
+			return TCX_DROP;
+	}
 	if (bpf_skb_load_bytes(skb, 0, mac, 12))
 		return TCX_DROP;
 	__builtin_memcpy(turned, mac + 6, 6);
@@ -178,16 +212,16 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 		return TCX_NEXT;
 	if (kind != (p->v6 ? bpf_htons(2 << 8) : bpf_htons(3 << 8 | 4)))
 		return TCX_NEXT;
-	if (!parse(skb, &outer, at, p->v6, 1) || outer.proto == IPPROTO_TCP || !parse(skb, &in, outer.l4, p->v6, 1) ||
+	if (!parse(skb, &outer, at, p->v6, 1) || outer.proto == IPPROTO_TCP || !parse(skb, &in, outer.inner, p->v6, 1) ||
 	    in.proto != IPPROTO_TCP)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &in.t);
 	if (!tn || !same(tn->peer, outer.t.remote) || !same(tn->own, outer.t.local))
 		return TCX_NEXT;
 	size = in.l3_len + 20;
-	if (bpf_ntohl(mtu) < 256 + in.l3_len)
+	if (bpf_ntohl(mtu) < 256 + (outer.inner - outer.l3))
 		return TCX_NEXT;
-	mtu = bpf_htonl(bpf_ntohl(mtu) - in.l3_len);
+	mtu = bpf_htonl(bpf_ntohl(mtu) - (outer.inner - outer.l3));
 	if (bpf_skb_load_bytes(skb, in.l3, quote, p->v6 ? 60 : 40) || bpf_skb_change_tail(skb, at + size, 0) ||
 	    bpf_skb_store_bytes(skb, at, quote, p->v6 ? 60 : 40, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4 + 4, &mtu, 4, BPF_F_RECOMPUTE_CSUM))

@@ -130,8 +130,8 @@ pub use sockets::{
 pub use switch::{Commit, CommitOptions, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers};
 pub use test_run::TestContext;
 pub use tpot::{
-    Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, Tpot, TpotAsking, TpotHandshake, TpotKey,
-    TpotOptions, TpotRole, TpotTunnel, tpot_avoided, tpot_flush, tpot_tunnels,
+    Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking, TpotHandshake,
+    TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, tpot_flush, tpot_known, tpot_tunnels,
 };
 pub use tpot_probe::tpot_probe;
 pub use tpot_router::{

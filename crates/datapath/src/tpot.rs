@@ -2,7 +2,7 @@
 //! that ask for one, and carry both in tunnels. docs/tpot.md describes the protocol.
 
 use crate::{
-    Handshake, OpenError, Tuple,
+    Handshake, OpenError, Pair, Tuple,
     attach::{Hook, Place, attach_at, attach_lookup, wanted_devices},
     devices::devices,
     diag::socket_state,
@@ -50,8 +50,8 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
 
 /// Time for which the entry of an ended connection is kept: its last segments may be retransmitted (2 MSL on Linux).
 const LINGER: Duration = Duration::from_secs(60);
-/// Time for which a destination that answers only SYNs without the option is not asked about.
-const AVOID: Duration = Duration::from_secs(abi::tpot_constant::TPOT_AVOID.0 as u64);
+/// Time for which something is known about a destination.
+const KNOWN_FOR: Duration = Duration::from_secs(abi::tpot_constant::TPOT_KNOWN_FOR.0 as u64);
 /// Time without a packet after which a connection is given up, as by conntrack.
 const IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
 
@@ -64,6 +64,19 @@ pub struct Destinations {
     pub prefix: u8,
     /// Ports.
     pub ports: RangeInclusive<u16>,
+}
+
+/// When the packets of a tunnel are in UDP (port [`TPOT_UDP_PORT`]), for paths that drop IP in IP. Both ends must allow it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum TpotUdp {
+    /// Never. SYNs that offer it are answered with IP in IP.
+    #[default]
+    Never,
+    /// If the first SYN was not answered. From then on, the first SYN to that destination offers it, for an hour.
+    Fallback,
+    /// Always.
+    Always,
 }
 
 /// A key that proxies share with the hosts whose connections they may intercept. Its text is never printed.
@@ -90,18 +103,23 @@ pub struct TpotOptions {
     /// Keys, at most [`TPOT_KEYS`]. If there are any, connections of this host enter a tunnel only if the proxy's answer carries a
     /// MAC that one of them has made, and answers of this machine carry one made with the first. Empty: no MAC is looked at or made.
     pub keys: Vec<TpotKey>,
+    /// When tunnels of new connections are in UDP. Those that are in tunnels already stay as they are.
+    pub udp: TpotUdp,
     /// Directory of the pins. `None`: one for this network namespace.
     pub pin: Option<PathBuf>,
 }
 
 impl Default for TpotOptions {
     fn default() -> Self {
-        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, cgroup: None, keys: Vec::new(), pin: None }
+        let (devices, keys, udp) = (Vec::new(), Vec::new(), TpotUdp::default());
+        TpotOptions { devices, exid: TPOT_EXID, hops: 8, cgroup: None, keys, udp, pin: None }
     }
 }
 
 /// The default identifier of the option: "tp". It is not registered with IANA.
 pub const TPOT_EXID: u16 = 0x7470;
+/// Destination port of tunnels in UDP, at both ends.
+pub const TPOT_UDP_PORT: u16 = abi::tpot_constant::TPOT_UDP_PORT.0 as u16;
 /// Maximum number of rules.
 pub const TPOT_RULES: usize = abi::tpot_constant::TPOT_RULES.0 as usize;
 /// Maximum number of keys.
@@ -125,6 +143,8 @@ pub struct TpotTunnel {
     pub own: IpAddr,
     /// Which end we are.
     pub role: TpotRole,
+    /// Whether our packets are in UDP.
+    pub in_udp: bool,
     /// Whether both hosts have sent a FIN, or one of them an RST, as far as the packets show.
     pub over: bool,
     /// Time since the last packet, precise to about two seconds.
@@ -227,8 +247,13 @@ impl Tpot {
         let object = load_object(open)?;
         let (cgroup, level) = options.cgroup.as_deref().map_or(Ok((0, 0)), cgroup).map_err(failed("cgroup"))?;
         let (keys, key) = key_words(&options.keys).map_err(failed("keys"))?;
-        let (exid, hops) = (options.exid, options.hops);
-        let config = abi::tpot_config { exid, hops, cgroup, level, keys, key, ..Default::default() };
+        let TpotOptions { exid, hops, .. } = *options;
+        let udp = match options.udp {
+            TpotUdp::Never => abi::tpot_udp::TPOT_UDP_NEVER,
+            TpotUdp::Fallback => abi::tpot_udp::TPOT_UDP_FALLBACK,
+            TpotUdp::Always => abi::tpot_udp::TPOT_UDP_ALWAYS,
+        };
+        let config = abi::tpot_config { exid, hops, udp: udp.0 as u8, cgroup, level, keys, key, ..Default::default() };
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
         let ring = object.maps().find(|m| m.name() == "askings").expect("the object has it");
         let askings = Mutex::new(Askings::new(&ring).map_err(failed("ring of askings"))?);
@@ -400,6 +425,20 @@ impl Tpot {
         plain::<abi::tpot_tunnel>(&value).map(|tunnel| (tunnel.hops.saturating_sub(1), tunnel.isn))
     }
 
+    /// Returns whether the legs are in tunnels of different kinds. Large packets cannot be moved between the two: the kernel takes
+    /// what has left a tunnel for tunnelled still, and segments it as that tunnel's.
+    pub fn differ(&self, legs: &Pair<Tuple>) -> bool {
+        if self.config.udp == abi::tpot_udp::TPOT_UDP_NEVER.0 as u8 {
+            return false;
+        }
+        let map = self.map("tpot_tunnels");
+        let in_udp = |leg: &Tuple| {
+            let value = map.lookup(bytes_of(&leg.to_abi()), MapFlags::ANY).ok()??;
+            plain::<abi::tpot_tunnel>(&value).map(|tunnel| tunnel.flags & UDP)
+        };
+        matches!((in_udp(&legs.client), in_udp(&legs.server)), (Some(client), Some(server)) if client != server)
+    }
+
     /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
     pub fn sweep(&self) {
         let map = self.map("tpot_tunnels");
@@ -508,24 +547,36 @@ fn is_over(t: &Tuple, tunnel: &TpotTunnel) -> bool {
     tunnel.over && socket_state(t).is_none_or(|socket| socket.state == "time-wait")
 }
 
-/// Returns the destinations in this network namespace that have only answered SYNs without the option, and how long ago. They
-/// are not asked about for an hour.
-pub fn tpot_avoided() -> io::Result<Vec<(IpAddr, Duration)>> {
-    let (map, now) = (pinned("tpot_avoided")?, monotonic());
-    let view = |key: Vec<u8>| {
-        let at: u64 = plain(&map.lookup(&key, MapFlags::ANY).ok()??)?;
-        let address = address(plain::<abi::tpot_address>(&key)?.words);
-        Some((address, now.saturating_sub(Duration::from_nanos(at)))).filter(|(_, ago)| *ago < AVOID)
-    };
-    Ok(map.keys().filter_map(view).collect())
+/// What the connections of this network namespace have shown about the path to a destination. It counts for an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TpotKnown {
+    /// The destination.
+    pub address: IpAddr,
+    /// Whether a proxy has only answered in UDP, so that SYNs offer it at once. Otherwise only SYNs without the option were
+    /// answered, and the destination is not asked about.
+    pub in_udp: bool,
+    /// How long ago.
+    pub ago: Duration,
 }
 
-/// Asks about all destinations again. Returns how many were avoided.
+/// Returns what is known about destinations. Fails if translucent proxying has not been used in this network namespace.
+pub fn tpot_known() -> io::Result<Vec<TpotKnown>> {
+    let (map, now) = (pinned("tpot_known")?, monotonic());
+    let view = |key: Vec<u8>| {
+        let known: abi::tpot_known = plain(&map.lookup(&key, MapFlags::ANY).ok()??)?;
+        let address = address(plain::<abi::tpot_address>(&key)?.words);
+        let in_udp = known.what == abi::tpot_knowledge::TPOT_IN_UDP.0;
+        Some(TpotKnown { address, in_udp, ago: now.saturating_sub(Duration::from_nanos(known.at)) })
+    };
+    Ok(map.keys().filter_map(view).filter(|known| known.ago < KNOWN_FOR).collect())
+}
+
+/// Forgets what is known about destinations. Returns of how many something was.
 pub fn tpot_flush() -> io::Result<usize> {
-    let (all, map) = (tpot_avoided()?, pinned("tpot_avoided")?);
-    for (address, _) in &all {
+    let (all, map) = (tpot_known()?, pinned("tpot_known")?);
+    for known in &all {
         // one that is gone already needs no removal
-        let _ = map.delete(bytes_of(&abi::tpot_address { words: words(*address) }));
+        let _ = map.delete(bytes_of(&abi::tpot_address { words: words(known.address) }));
     }
     Ok(all.len())
 }
@@ -545,6 +596,7 @@ fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
             peer: address(tn.peer),
             own: address(tn.own),
             role,
+            in_udp: tn.flags & UDP != 0,
             over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
             silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
         };
@@ -582,6 +634,7 @@ pub(crate) mod generated {
 }
 
 const RST: u32 = abi::tpot_tunnel_flag::TPOT_RST.0;
+const UDP: u32 = abi::tpot_tunnel_flag::TPOT_UDP.0;
 const FINS: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT.0;
 
 /// Returns the addresses of each device, by its index, without those that cannot be routed.
@@ -629,6 +682,8 @@ unsafe impl Pod for abi::tpot_own {}
 unsafe impl Pod for abi::tpot_address {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tpot_tunnel {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_known {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tpot_asking {}
 

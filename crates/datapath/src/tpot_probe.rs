@@ -1,5 +1,6 @@
 //! A probe of the way to a translucent proxy and back: do packets in a tunnel pass?
 
+use crate::tpot::TPOT_UDP_PORT;
 use crate::{
     handshake::{ACK, RST, TTL, complete, fold, sum},
     kernel::random,
@@ -23,12 +24,14 @@ use std::{
 const TIMES: usize = 3;
 /// Time to wait for an answer to each.
 const WAIT: Duration = Duration::from_secs(1);
+/// Bytes of a header of UDP (RFC 768).
+const UDP_HEADER: usize = 8;
 
 /// Returns whether tunnelled packets pass between this host and a translucent proxy, both ways. `server`: a destination whose
 /// connections the proxy intercepts. A segment of a connection that does not exist is sent in a tunnel, up to three times in
-/// three seconds, and the proxy answers with an RST in the tunnel. Fails if the addresses are not of one family, without a
-/// route, or without CAP_NET_RAW.
-pub fn tpot_probe(proxy: IpAddr, server: SocketAddr) -> io::Result<bool> {
+/// three seconds, and the proxy answers with an RST in the tunnel. `in_udp`: IP in UDP instead of IP in IP. Fails if the addresses
+/// are not of one family, without a route, or without CAP_NET_RAW.
+pub fn tpot_probe(proxy: IpAddr, server: SocketAddr, in_udp: bool) -> io::Result<bool> {
     if proxy.is_ipv4() != server.is_ipv4() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the proxy and the server have different IP versions"));
     }
@@ -38,7 +41,9 @@ pub fn tpot_probe(proxy: IpAddr, server: SocketAddr) -> io::Result<bool> {
     // The port is nobody else's meanwhile.
     let port = TcpListener::bind((route.local_addr()?.ip(), 0))?;
     let (own, ack) = (port.local_addr()?, random() as u32);
-    let (tunnel, probe) = (tunnel_socket(proxy.is_ipv4())?, segment(own, server, ack));
+    let header = if in_udp { UDP_HEADER } else { 0 };
+    let (tunnel, inner) = (tunnel_socket(proxy.is_ipv4(), in_udp)?, segment(own, server, ack));
+    let probe = if in_udp { udp(own.port(), &inner) } else { inner };
     for _ in 0..TIMES {
         sendto(tunnel.as_raw_fd(), &probe, &SockaddrStorage::from(SocketAddr::new(proxy, 0)), MsgFlags::empty())?;
         let end = Instant::now() + WAIT;
@@ -49,7 +54,7 @@ pub fn tpot_probe(proxy: IpAddr, server: SocketAddr) -> io::Result<bool> {
             let limit = TimeVal::new(left.as_secs() as _, left.subsec_micros() as _);
             setsockopt(&tunnel, ReceiveTimeout, &limit)?;
             match recv(tunnel.as_raw_fd(), &mut packet, MsgFlags::empty()) {
-                Ok(n) if is_answer(&packet[..n], own, server, ack) => return Ok(true),
+                Ok(n) if is_answer(&packet[..n], header, own, server, ack) => return Ok(true),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => break,
                 Err(e) => return Err(e.into()),
@@ -59,14 +64,22 @@ pub fn tpot_probe(proxy: IpAddr, server: SocketAddr) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Opens a socket for IP in IP.
-fn tunnel_socket(v4: bool) -> io::Result<OwnedFd> {
+/// Opens a socket for IP in IP, or for UDP with its header: it gets answers whoever has the port.
+fn tunnel_socket(v4: bool, in_udp: bool) -> io::Result<OwnedFd> {
     let (family, protocol) =
         if v4 { (libc::AF_INET, libc::IPPROTO_IPIP) } else { (libc::AF_INET6, libc::IPPROTO_IPV6) };
+    let protocol = if in_udp { libc::IPPROTO_UDP } else { protocol };
     // SAFETY: no memory is passed.
     let fd = Errno::result(unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
     // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Puts a packet into UDP, without a checksum.
+fn udp(source: u16, packet: &[u8]) -> Vec<u8> {
+    let length = (UDP_HEADER + packet.len()) as u16;
+    let header = [source, TPOT_UDP_PORT, length, 0].map(u16::to_be_bytes);
+    [header.as_flattened(), packet].concat()
 }
 
 /// Returns the inner packet: an acknowledgement.
@@ -95,9 +108,9 @@ fn segment(from: SocketAddr, to: SocketAddr, ack: u32) -> Vec<u8> {
     }
 }
 
-/// Is this the RST of the probe? The kernel gives the outer header of IPv4 as well, and that of IPv6 not.
-fn is_answer(packet: &[u8], own: SocketAddr, server: SocketAddr, ack: u32) -> bool {
-    let inner = if own.is_ipv4() { packet.get(20..) } else { Some(packet) };
+/// Is this the RST of the probe? The kernel gives the outer header of IPv4 as well, and that of IPv6 not. `header`: bytes of UDP.
+fn is_answer(packet: &[u8], header: usize, own: SocketAddr, server: SocketAddr, ack: u32) -> bool {
+    let inner = packet.get(header + if own.is_ipv4() { 20 } else { 0 }..);
     let want = segment(server, own, 0);
     let (addresses, tcp) = if own.is_ipv4() { (12..20, 20) } else { (8..40, 40) };
     inner.filter(|inner| inner.len() >= tcp + 20).is_some_and(|inner| {

@@ -3,8 +3,9 @@
 use crate::{
     descriptors::Descriptors,
     events::Announcer,
-    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskEvents, TaskInbox},
+    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskEvents, TaskInbox, is_loopback},
     holder::Holder,
+    leg::Leg,
     lingering::Lingering,
     orphan::Orphan,
     ports::Ports,
@@ -13,14 +14,14 @@ use crate::{
     taps::TapRing,
     types::Command,
 };
-use longsplice_datapath::{Datapath, Tuple};
+use longsplice_datapath::{Datapath, Pair, Tpot, Tuple};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
     io,
     ops::Bound,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::Sender,
     },
@@ -38,6 +39,8 @@ pub(crate) struct Engine {
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
     /// Spliced flows of an earlier process, by number.
     pub orphans: Mutex<BTreeMap<u64, Orphan>>,
+    /// The tunnels of connections that were intercepted, once there is a listener for such.
+    pub tunnels: Mutex<Weak<Tpot>>,
     /// The flow of each leg, for events. Keyed by a hash, which takes an eighth of the space of a
     /// tuple. If two legs have the same hash, one flow misses its events and notices by polling.
     routes: Mutex<HashMap<u64, u64>>,
@@ -65,6 +68,7 @@ impl Engine {
             next_id: AtomicU64::new(1),
             flows: Mutex::default(),
             orphans: Mutex::default(),
+            tunnels: Mutex::default(),
             routes: Mutex::default(),
             hasher: RandomState::new(),
             lingering,
@@ -86,6 +90,16 @@ impl Engine {
     /// Returns why no flow can be spliced, or `None` if there is a data path.
     pub fn refusal(&self) -> Option<Refusal> {
         self.datapath.is_none().then_some(self.refusal)
+    }
+
+    /// Returns why a flow of these legs can never be spliced, as far as this is known before an attempt.
+    pub fn obstacle(&self, client: &Leg, server: &Leg) -> Option<Refusal> {
+        let legs = Pair::new(client.tuple(), server.tuple());
+        let known = self.refusal().or(client.refusal()).or(server.refusal());
+        known.or_else(|| legs.iter().any(is_loopback).then_some(Refusal::Loopback)).or_else(|| {
+            client.hops?; // it is in no tunnel
+            lock(&self.tunnels).upgrade()?.differ(&legs).then_some(Refusal::Tunnels)
+        })
     }
 
     /// Returns the number for a new flow.

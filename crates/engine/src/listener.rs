@@ -181,6 +181,7 @@ impl Splicer {
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
         let rule = tpot.take(to, listener.listener.get_ref())?;
+        *lock(&self.engine().tunnels) = Arc::downgrade(tpot);
         Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), rule)), local: None, ..listener })
     }
 

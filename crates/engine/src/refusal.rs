@@ -80,6 +80,9 @@ refusals! {
     /// A sender is nearer to us than its receiver, so forwarding would
     /// slow its transfer down ([`PathRule::Within`](crate::PathRule::Within)).
     Path = "path",
+    /// One leg is in a tunnel of IP in UDP, and the other one in one of IP in IP
+    /// ([`TpotUdp`](longsplice_datapath::TpotUdp)): large packets cannot be moved from one to the other.
+    Tunnels = "tunnels",
 }
 
 impl std::fmt::Display for Refusal {

@@ -10,12 +10,11 @@ use crate::{
     core::{Action, Core, Event, State},
     engine::{Engine, Listed},
     events::FlowEventKind,
-    flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends, is_loopback},
+    flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends},
     holding::Holding,
     leg::Leg,
     pump::Pump,
     purpose::{Purpose, report},
-    refusal::Refusal,
     types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;
@@ -70,9 +69,7 @@ impl Relay {
         message: Option<Message>,
         purpose: Purpose,
     ) -> Relay {
-        let is_loopback = legs.iter().any(|leg| is_loopback(&leg.tuple()));
-        let loopback = is_loopback.then_some(Refusal::Loopback);
-        let obstacle = engine.refusal().or(loopback).or(legs.client.refusal()).or(legs.server.refusal());
+        let obstacle = engine.obstacle(&legs.client, &legs.server);
         let in_hand = left.by_sender();
         let lengths = in_hand.each_ref().map(|bytes| bytes.len() as u64);
         Relay {

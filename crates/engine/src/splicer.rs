@@ -5,7 +5,7 @@ use crate::{
     core::{Action, Progress},
     engine::Engine,
     events::{FlowEventKind, FlowEvents},
-    flow::{Flow, Stop, is_loopback},
+    flow::{Flow, Stop},
     handshakes::Handshakes,
     keeper,
     leg::Leg,
@@ -222,11 +222,7 @@ impl Splicer {
     /// Checks whether a flow of these legs could be spliced, as far as
     /// this is known before an attempt. Otherwise returns the reason.
     pub fn may_splice(&self, client: &Leg, server: &Leg) -> Result<(), Refusal> {
-        match self.refusal() {
-            Some(refusal) => Err(refusal),
-            None if [client, server].into_iter().any(|leg| is_loopback(&leg.tuple())) => Err(Refusal::Loopback),
-            None => client.refusal().or(server.refusal()).map_or(Ok(()), Err),
-        }
+        self.engine().obstacle(client, server).map_or(Ok(()), Err)
     }
 
     fn begin(

@@ -1,7 +1,7 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
-use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions};
+use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
 use longsplice_proxy::access::{PortRange, Prefix};
 use std::{
     net::{IpAddr, SocketAddr},
@@ -229,12 +229,12 @@ pub enum TpotCommand {
     /// connections are as usual. SIGTERM and SIGINT stop it. Connections in tunnels outlive it, and the next start takes them
     /// over.
     Host(TpotHostArgs),
-    /// List the connections in tunnels on this machine, as asker (host) or taker (proxy), and the destinations that are avoided.
+    /// List the connections in tunnels on this machine, as asker (host) or taker (proxy), and what is known about destinations.
     ///
     /// A destination is avoided for an hour if it has only answered SYNs without the option: something on the path drops
-    /// segments with options that it does not know.
+    /// segments with options that it does not know. With `--udp fallback`, the list also has those to which tunnels are in UDP.
     Ls(TpotLsArgs),
-    /// Avoid no destination any more.
+    /// Forget what is known about destinations: avoid none, and try IP in IP first.
     Flush,
     /// Send SYNs that ask for a proxy, and that this router forwards, to a farm of proxies, in the foreground.
     ///
@@ -347,6 +347,13 @@ pub struct TpotHostArgs {
     /// Identifier of the TCP option (RFC 6994). Hosts and proxies must agree on it.
     #[arg(long, value_name = "NUMBER", default_value_t = TpotOptions::default().exid)]
     pub exid: u16,
+
+    /// When to offer a tunnel in UDP, for paths that drop IP in IP: never, fallback or always.
+    ///
+    /// Proxies must allow it as well: `udp` in the table `tpot` of their configuration. With fallback, the second SYN offers it,
+    /// a second after the first one, and for an hour the first SYNs of further connections to that destination.
+    #[arg(long, value_name = "WHEN", default_value = "never", value_parser = parse_udp)]
+    pub udp: TpotUdp,
 }
 
 /// Arguments of `longsplice tpot ls`.
@@ -381,10 +388,11 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Send a packet through a tunnel to this translucent proxy, and wait for its answer through the tunnel. May be repeated.
+    /// Send packets through tunnels to this translucent proxy, and wait for its answers through the tunnels. May be repeated.
     ///
-    /// The second address is one whose connections the proxy intercepts. Nothing is sent to it. An answer may take up to three
-    /// seconds; without one, something on the path drops IP in IP (protocol 4, or 41 with IPv6), or the proxy is not there.
+    /// The second address is one whose connections the proxy intercepts. Nothing is sent to it. Both kinds of tunnels are tested,
+    /// IP in IP (protocol 4, or 41 with IPv6) and IP in UDP. An answer may take up to three seconds; without one, something on the
+    /// path drops the packets, or the proxy is not there.
     #[arg(long, value_name = "PROXY,SERVER:PORT", value_parser = parse_tunnel)]
     pub tunnel: Vec<(IpAddr, SocketAddr)>,
 }
@@ -496,6 +504,10 @@ fn parse_tunnel(text: &str) -> Result<(IpAddr, SocketAddr), String> {
          192.0.2.1,198.51.100.1:80"
             .to_owned()
     })
+}
+
+fn parse_udp(text: &str) -> Result<TpotUdp, String> {
+    serde_json::from_value(text.into()).map_err(|_| "write never, fallback or always".to_owned())
 }
 
 fn parse_state(text: &str) -> Result<FlowState, String> {

@@ -8,7 +8,7 @@ mod facts;
 
 use crate::{Outcome, args::DoctorArgs};
 pub use facts::{APART, shared_ports};
-use longsplice_datapath::tpot_probe;
+use longsplice_datapath::{TPOT_UDP_PORT, tpot_probe};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -75,7 +75,7 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
         .any(|c| c.state == State::Missing && ["kernel", "capabilities", "bpffs", "data path"].contains(&c.name));
     checks.push(if pointless { attach::not_tried() } else { attach::attach() });
     checks.push(Check::ok("copying", "always possible: connections that cannot be spliced are copied"));
-    checks.extend(args.tunnel.iter().map(|(proxy, server)| tunnel(*proxy, *server)));
+    checks.extend(args.tunnel.iter().flat_map(|(proxy, server)| tunnels(*proxy, *server)));
     let splicing = checks.iter().all(|c| c.state != State::Missing);
     let report = Report { splicing, checks };
     let mut out = io::stdout().lock();
@@ -87,19 +87,36 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
     Ok(if splicing { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The way to a translucent proxy and back.
-fn tunnel(proxy: IpAddr, server: SocketAddr) -> Check {
+/// The way to a translucent proxy and back, by IP in IP and in UDP.
+fn tunnels(proxy: IpAddr, server: SocketAddr) -> Vec<Check> {
     const NAME: &str = "tunnel";
-    let protocol = if proxy.is_ipv4() { "4" } else { "41" };
-    match tpot_probe(proxy, server) {
-        Ok(true) => Check::ok(NAME, format!("packets of IP protocol {protocol} to {proxy} and back pass")),
-        Ok(false) => {
-            let cure = format!(
-                "let IP protocol {protocol} pass both ways, and have {proxy} intercept connections to {server}"
-            );
-            Check::warning(NAME, format!("no answer from {proxy}: a connection that it intercepts opens late"), cure)
+    let protocol = if proxy.is_ipv4() { "IP protocol 4" } else { "IP protocol 41" };
+    let udp = format!("UDP to port {TPOT_UDP_PORT}");
+    let both = tpot_probe(proxy, server, false).and_then(|ip| Ok((ip, tpot_probe(proxy, server, true)?)));
+    let (ip, in_udp) = match both {
+        Ok(both) => both,
+        Err(e) => {
+            return vec![Check::warning(NAME, format!("{proxy}: {e}"), "needs a route to the proxy, and CAP_NET_RAW")];
         }
-        Err(e) => Check::warning(NAME, format!("{proxy}: {e}"), "needs a route to the proxy, and CAP_NET_RAW"),
+    };
+    let passes = |what: &str| Check::ok(NAME, format!("packets of {what} to {proxy} and back pass"));
+    let no_answer = |what: &str| format!("no answer from {proxy} to {what}");
+    let late = format!("{}: a connection that it intercepts opens late", no_answer(protocol));
+    match (ip, in_udp) {
+        (true, true) => vec![passes(protocol), passes(&udp)],
+        (true, false) => {
+            vec![passes(protocol), Check::new(NAME, State::Note, format!("{}: do not set `udp`", no_answer(&udp)))]
+        }
+        (false, true) => {
+            let cure =
+                format!("let {protocol} pass both ways, or set --udp fallback here and udp = \"fallback\" there");
+            vec![Check::warning(NAME, late, cure), passes(&udp)]
+        }
+        (false, false) => {
+            let cure =
+                format!("let {protocol} or {udp} pass both ways, and have {proxy} intercept connections to {server}");
+            vec![Check::warning(NAME, late, cure)]
+        }
     }
 }
 

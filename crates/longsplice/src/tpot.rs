@@ -5,7 +5,7 @@ use crate::{
     args::{TpotArgs, TpotCommand, TpotHostArgs, TpotLsArgs},
     farm,
 };
-use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_avoided, tpot_flush, tpot_tunnels};
+use longsplice_datapath::{Tpot, TpotKnown, TpotOptions, TpotRole, tpot_flush, tpot_known, tpot_tunnels};
 use longsplice_proxy::{
     keys::read_keys,
     tpot::{Asking, tend},
@@ -38,17 +38,19 @@ pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
 
 async fn run(args: &TpotHostArgs) -> Outcome {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let TpotHostArgs { proxy, key_file, port, to, hops, exid, cgroup, device } = args;
+    let TpotHostArgs { proxy, key_file, port, to, hops, exid, udp, cgroup, device } = args;
+    let (hops, exid, udp) = (*hops, *exid, *udp);
     let keys = key_file.as_deref().map_or(Ok(Vec::new()), read_keys)?;
     let options = TpotOptions {
         devices: device.clone(),
-        exid: *exid,
-        hops: *hops,
+        exid,
+        hops,
+        udp,
         cgroup: cgroup.clone(),
         keys: keys.clone(),
         ..TpotOptions::default()
     };
-    let asking = Asking { proxies: proxy.clone(), keys, ports: port.clone(), to: to.clone(), hops: *hops, exid: *exid };
+    let asking = Asking { proxies: proxy.clone(), keys, ports: port.clone(), to: to.clone(), hops, exid, udp };
     let tpot = Arc::new(Tpot::open(&options)?);
     let each = "every --proxy is a rule, and so is every --to with every --port";
     asking.begin(&tpot).map_err(|e| format!("{e}; {each}"))?;
@@ -79,21 +81,23 @@ fn list(args: &TpotLsArgs) -> Outcome {
         if args.json {
             let line = json!({
                 "role": role, "remote": t.remote, "local": t.local, "peer": tunnel.peer, "own": tunnel.own,
-                "over": tunnel.over, "silent_ms": tunnel.silent.as_millis() as u64,
+                "udp": tunnel.in_udp, "over": tunnel.over, "silent_ms": tunnel.silent.as_millis() as u64,
             });
             writeln!(out, "{line}")?;
         } else {
             let over = if tunnel.over { " over" } else { "" };
             let silent = tunnel.silent.as_secs();
-            let way = format!("{} -> {}", tunnel.own, tunnel.peer);
+            let way = format!("{} -> {}{}", tunnel.own, tunnel.peer, if tunnel.in_udp { " in UDP" } else { "" });
             writeln!(out, "{role}  {} -> {}  tunnel {way}  silent {silent} s{over}", t.local, t.remote)?;
         }
     }
-    for (address, ago) in tpot_avoided().map_err(no_tables)? {
+    for TpotKnown { address, in_udp, ago } in tpot_known().map_err(no_tables)? {
         if args.json {
-            writeln!(out, "{}", json!({ "avoided": address, "since_ms": ago.as_millis() as u64 }))?;
+            let what = if in_udp { "udp" } else { "avoided" };
+            writeln!(out, "{}", json!({ what: address, "since_ms": ago.as_millis() as u64 }))?;
         } else {
-            writeln!(out, "avoided  {address}  since {} s", ago.as_secs())?;
+            let what = if in_udp { "in UDP" } else { "avoided" };
+            writeln!(out, "{what}  {address}  since {} s", ago.as_secs())?;
         }
     }
     Ok(ExitCode::SUCCESS)

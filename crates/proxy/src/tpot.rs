@@ -8,7 +8,9 @@ use crate::{
     fault::{Fault, Step},
     server::StartError,
 };
-use longsplice_engine::{Destinations, DeviceChanges, Listener, Permit, Tpot, TpotHandshake, TpotKey, TpotOptions};
+use longsplice_engine::{
+    Destinations, DeviceChanges, Listener, Permit, Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp,
+};
 use std::{
     io,
     net::SocketAddr,
@@ -39,12 +41,14 @@ pub struct Asking {
     pub hops: u8,
     /// Identifier of the TCP option. Applies to interception as well.
     pub exid: u16,
+    /// When tunnels are in UDP. Applies to interception as well.
+    pub udp: TpotUdp,
 }
 
 impl Default for Asking {
     fn default() -> Asking {
-        let TpotOptions { hops, exid, .. } = TpotOptions::default();
-        Asking { proxies: Vec::new(), keys: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid }
+        let TpotOptions { hops, exid, udp, .. } = TpotOptions::default();
+        Asking { proxies: Vec::new(), keys: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid, udp }
     }
 }
 
@@ -87,9 +91,9 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     if let Some(device) = datapath.xdp.iter().chain(&datapath.peer).next() {
         return Err(StartError::Bypass(device.clone()));
     }
-    let Asking { hops, exid, keys, .. } = asking.cloned().unwrap_or_default();
+    let Asking { hops, exid, keys, udp, .. } = asking.cloned().unwrap_or_default();
     let devices = datapath.devices.clone();
-    let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, ..TpotOptions::default() })?;
+    let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, udp, ..TpotOptions::default() })?;
     asking.map_or(Ok(()), |asking| asking.begin(&tpot)).map_err(StartError::Asking)?;
     Ok(Some(Arc::new(tpot)))
 }

@@ -1,6 +1,6 @@
 //! Every packet of a host's devices, with its tunnel's header.
 
-use super::packets::unwrap;
+use super::packets::{udp_source, unwrap};
 use longsplice_lab::{Family, Namespace, process::wait_for};
 use longsplice_tests::packet::{ETHERNET, Packet, flag, verify};
 use nix::{
@@ -29,6 +29,8 @@ pub struct Seen {
     pub out: bool,
     /// Source, destination, and DSCP with ECN of the outer header. Its other fields are as they have to be: see [`unwrap`].
     pub outer: Option<(IpAddr, IpAddr, u8)>,
+    /// Source port of a tunnel in UDP.
+    pub udp: Option<u16>,
     /// Length of the whole IP packet in bytes.
     pub length: usize,
     pub p: Packet,
@@ -109,7 +111,8 @@ impl Capture {
             _ => return, // ARP
         };
         let is_fragment = family == Family::V4 && (ip[6] & 0x3f, ip[7]) != (0, 0);
-        let (outer, inner) = if tunnel && !is_fragment {
+        let udp = udp_source(family, frame).filter(|_| !is_fragment);
+        let (outer, inner) = if (tunnel || udp.is_some()) && !is_fragment {
             let (from, to, tos, inner) = unwrap(family, frame);
             (Some((from, to, tos)), inner)
         } else {
@@ -123,7 +126,7 @@ impl Capture {
         if self.checked {
             verify(&inner).expect("checksums");
         }
-        self.seen.push(Seen { device, out, outer, length: ip.len(), p });
+        self.seen.push(Seen { device, out, outer, udp, length: ip.len(), p });
     }
 
     /// Waits for the first packet of this kind.

@@ -3,9 +3,9 @@
 use super::{
     PATIENCE, PORT,
     capture::{Capture, Seen},
-    packets::{option, packet, wrap},
+    packets::{answers, option, packet, wants, wrap_in},
 };
-use longsplice_datapath::{Destinations, Tuple, tpot_tunnels};
+use longsplice_datapath::{Destinations, TpotOptions, TpotUdp, Tuple, tpot_tunnels};
 use longsplice_engine::{Command, FlowState, Policy, TpotHandshake};
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
@@ -40,6 +40,8 @@ pub(crate) fn link(at: &Namespace, name: &str) -> LinkAddr {
 /// The client's stack hears nothing.
 pub(crate) struct Hand {
     family: Family,
+    /// Whether the client's tunnels are in UDP.
+    pub(crate) udp: bool,
     pub(crate) f: Forwarder,
     pub(crate) capture: Capture,
     pub(crate) listener: TcpListener,
@@ -62,14 +64,26 @@ pub(crate) struct Open {
 impl Hand {
     /// Intercepts connections to a port of the server.
     pub(crate) fn new(family: Family, policy: Policy, handshake: TpotHandshake) -> Hand {
+        Hand::with(family, policy, handshake, TpotUdp::Never)
+    }
+
+    /// The same by a proxy with tunnels in UDP, if that is not [`TpotUdp::Never`]: the client has such tunnels then.
+    pub(crate) fn with(family: Family, policy: Policy, handshake: TpotHandshake, udp: TpotUdp) -> Hand {
         let options = Options { forwarding: true, large_packets: false, ..Options::default() };
         let lab = Lab::new(Shape::TwoDevices, options).expect("lab");
-        let deaf =
-            "table inet t { chain c { type filter hook input priority 0; meta l4proto { tcp, icmp, 4, 41 } drop; }; }";
+        let deaf = "table inet t { chain c { type filter hook input priority 0; meta l4proto { tcp, udp, icmp, 4, 41 } drop; }; }";
         lab.client.execute("nft", &[deaf]).expect("a rule");
         let server = SERVER.port(family, PORT);
         let to = Destinations { net: server.ip(), prefix: 255, ports: PORT..=PORT };
-        let f = Forwarder::taker_with(&lab.forwarder, to, policy, false, handshake);
+        let f = Forwarder::taker_with(
+            &lab.forwarder,
+            to,
+            policy,
+            false,
+            handshake,
+            TpotOptions { udp, ..TpotOptions::default() },
+        );
+        let udp = udp != TpotUdp::Never;
         let mut capture = Capture::start(&lab.forwarder);
         capture.checked = true;
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
@@ -79,7 +93,7 @@ impl Hand {
         bind(wire.as_raw_fd(), &own).expect("bind");
         let macs = [other, own].map(|link| link.addr().expect("an Ethernet address"));
         let taker = FORWARDER_TO_CLIENT.ip(family);
-        Hand { family, f, capture, listener, wire, macs, client: CLIENT.port(family, 4000), server, taker, lab }
+        Hand { family, udp, f, capture, listener, wire, macs, client: CLIENT.port(family, 4000), server, taker, lab }
     }
 
     fn send(&self, mut frame: Vec<u8>) {
@@ -91,13 +105,17 @@ impl Hand {
         self.send(p.frame());
     }
 
+    fn wrap(&self, frame: &[u8], from: IpAddr, to: IpAddr) -> Vec<u8> {
+        wrap_in(self.udp, frame, from, to, 0)
+    }
+
     /// Sends a packet in a tunnel of the client's.
     pub(crate) fn tunnelled(&self, p: &Packet) {
-        self.send(wrap(&p.frame(), self.client.ip(), self.taker, p.tos));
+        self.send(self.wrap(&p.frame(), self.client.ip(), self.taker));
     }
 
     pub(crate) fn syn(&self) -> Packet {
-        let options = [MSS.to_vec(), option(8)].concat();
+        let options = [MSS.to_vec(), wants(self.udp, 8)].concat();
         Packet { seq: ISN, flags: flag::SYN, options, ..packet(self.client, self.server) }
     }
 
@@ -113,7 +131,8 @@ impl Hand {
         let answer = self.capture.wait_nth("an answer", before, |s| s.is("f0", true) && s.has(SYN_ACK));
         assert_eq!((answer.p.from, answer.p.to, answer.p.ack), (self.server, self.client, syn.seq + 1), "{answer:?}");
         assert_eq!(answer.outer.map(|o| (o.0, o.1)), Some((self.taker, self.client.ip())), "{answer:?}");
-        assert!(answer.p.options.ends_with(&option(7)), "{answer:?}");
+        assert_eq!(answer.udp.is_some(), self.udp, "{answer:?}");
+        assert!(answer.p.options.ends_with(&answers(self.udp, 7)), "{answer:?}");
         answer.p.seq
     }
 
@@ -151,6 +170,7 @@ impl Hand {
             .wait("the answer", |s| s.is("f0", true) && s.p.to == to && s.p.seq == ack && !s.p.payload.is_empty());
         assert_eq!((&answer.p.payload[..], answer.p.ack), (&b"answer"[..], open.seq), "{answer:?}");
         assert_eq!(answer.outer.map(|o| (o.0, o.1)), Some((self.taker, self.client.ip())), "{answer:?}");
+        assert_eq!(answer.udp.is_some(), self.udp, "{answer:?}");
         open.ack += 6;
         self.tunnelled(&self.says(open.seq, open.ack, b""));
     }
@@ -182,8 +202,11 @@ impl Hand {
     }
 }
 
+/// Runs a test with both families and both kinds of tunnels.
 pub(crate) fn each(test: impl Fn(Hand)) {
-    Family::BOTH.into_iter().for_each(|family| test(Hand::new(family, by_hand(), TpotHandshake::Basic)));
+    for (family, udp) in Family::BOTH.into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Fallback)]) {
+        test(Hand::with(family, by_hand(), TpotHandshake::Basic, udp));
+    }
 }
 
 /// Each state of a connection, one after the other.
@@ -312,8 +335,8 @@ fn forged_packets_in_a_handshake() {
         h.tunnelled(&wrong);
         h.tunnelled(&Packet { flags: SYN_ACK, ..wrong.clone() });
         h.tunnelled(&h.syn());
-        h.send(wrap(&right.frame(), stranger, h.taker, 0));
-        h.send(wrap(&right.frame(), h.client.ip(), FORWARDER_TO_SERVER.ip(h.family), 0));
+        h.send(h.wrap(&right.frame(), stranger, h.taker));
+        h.send(h.wrap(&right.frame(), h.client.ip(), FORWARDER_TO_SERVER.ip(h.family)));
         h.fence();
         assert_eq!((h.onward(), h.tunnels().len(), h.f.splicer.flows().len()), (0, 0, 0));
         h.tunnelled(&right);
@@ -333,8 +356,8 @@ fn forged_packets_of_a_connection() {
         let stranger = CLIENT_SECOND.ip(h.family);
         in_each_state(&mut h, &mut open, |h, open| {
             let evil = h.says(open.seq, open.ack, b"evil");
-            h.send(wrap(&evil.frame(), stranger, h.taker, 0));
-            h.send(wrap(&evil.frame(), h.client.ip(), FORWARDER_TO_SERVER.ip(h.family), 0));
+            h.send(h.wrap(&evil.frame(), stranger, h.taker));
+            h.send(h.wrap(&evil.frame(), h.client.ip(), FORWARDER_TO_SERVER.ip(h.family)));
             for far in [1 << 30, 1 << 31, 3 << 30] {
                 let rst = Packet { flags: flag::RST, ..h.says(open.seq.wrapping_add(far), 0, b"") };
                 let fin = Packet { flags: FIN_ACK, ..h.says(open.seq.wrapping_add(far), open.ack, b"") };
@@ -382,11 +405,11 @@ fn nobody_sends_packets_through_a_proxy_in_the_name_of_others() {
             frame
         };
         others.extend([17, 1, 58, 50].map(protocol));
-        others.push(wrap(&data.frame(), h.client.ip(), h.taker, 0)); // a tunnel in a tunnel
-        others.push(wrap(&data.frame(), h.client.ip(), victim, 0));
+        others.push(h.wrap(&data.frame(), h.client.ip(), h.taker)); // a tunnel in a tunnel
+        others.push(h.wrap(&data.frame(), h.client.ip(), victim));
         others.extend(cut(&data.frame(), &[8], 7));
         for frame in others {
-            h.send(wrap(&frame, h.client.ip(), h.taker, 0));
+            h.send(h.wrap(&frame, h.client.ip(), h.taker));
         }
         let before = h.capture.count(|s| s.is("f1", true));
         h.fence();
@@ -417,7 +440,7 @@ fn r26_fragments_of_a_tunnel() {
         let mut open = h.open();
         in_each_state(&mut h, &mut open, |h, open| {
             let data = h.says(open.seq, open.ack, &[7; 64]);
-            for part in cut(&wrap(&data.frame(), h.client.ip(), h.taker, 0), &[48], 9) {
+            for part in cut(&h.wrap(&data.frame(), h.client.ip(), h.taker), &[48], 9) {
                 h.send(part);
             }
             h.fence();

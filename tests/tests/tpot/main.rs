@@ -10,6 +10,7 @@ mod pipelined;
 mod router;
 mod simultaneous;
 mod switches;
+mod udp;
 mod wire;
 
 use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};

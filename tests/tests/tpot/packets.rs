@@ -1,7 +1,7 @@
 //! Single packets through the programs of translucent proxying: every header field, and what must be refused. The numbers in the
 //! names are those of the requirements.
 
-use longsplice_datapath::{Destinations, TPOT_EXID, TestContext, TpotOptions, tpot_flush};
+use longsplice_datapath::{Destinations, TPOT_EXID, TPOT_UDP_PORT, TestContext, TpotOptions, TpotUdp, tpot_flush};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
@@ -20,10 +20,31 @@ const REDIRECT: i32 = 7;
 pub(crate) const USUAL: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 0, 1, 3, 3, 7];
 pub(crate) const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
+/// Bits of the option: the tunnel may be in UDP, and should be.
+pub(crate) const CAN_UDP: u8 = 1;
+pub(crate) const WANT_UDP: u8 = 2;
+
 /// The option, with a number of hops.
 pub(crate) fn option(hops: u8) -> Vec<u8> {
     let [high, low] = TPOT_EXID.to_be_bytes();
     vec![253, 8, high, low, 1, hops, 0, 0]
+}
+
+/// The option of a SYN that wants UDP, or not.
+pub(crate) fn wants(udp: bool, hops: u8) -> Vec<u8> {
+    capable(if udp { CAN_UDP | WANT_UDP } else { 0 }, hops)
+}
+
+/// The option of an answer in UDP, or not.
+pub(crate) fn answers(udp: bool, hops: u8) -> Vec<u8> {
+    capable(if udp { CAN_UDP } else { 0 }, hops)
+}
+
+/// The option with capabilities.
+pub(crate) fn capable(bits: u8, hops: u8) -> Vec<u8> {
+    let mut option = option(hops);
+    option[7] = bits;
+    option
 }
 
 /// The programs at a client, which asks for proxies in its own network.
@@ -34,13 +55,11 @@ pub(crate) struct Host {
     pub(crate) server: SocketAddr,
     pub(crate) proxy: IpAddr,
     pub(crate) lab: Lab,
+    /// Whether its tunnels are in UDP.
+    pub(crate) udp: bool,
 }
 
 impl Host {
-    fn new(family: Family) -> Host {
-        Host::with(family, &TpotOptions::default())
-    }
-
     pub(crate) fn with(family: Family, options: &TpotOptions) -> Host {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let tpot = lab.client.run(|| TestTpot::with(options));
@@ -48,7 +67,8 @@ impl Host {
         let proxy = FORWARDER_TO_CLIENT.ip(family);
         tpot.ask(&Destinations { net: server.ip(), prefix: 255, ports: PORT..=PORT }).expect("a rule");
         tpot.trust(&Destinations { net: proxy, prefix: 255, ports: 0..=0 }).expect("a rule");
-        Host { family, tpot, client: CLIENT.port(family, 4000), server, proxy, lab }
+        let udp = options.udp == TpotUdp::Always;
+        Host { family, tpot, client: CLIENT.port(family, 4000), server, proxy, lab, udp }
     }
 
     pub(crate) fn run(&self, egress: bool, frame: &[u8]) -> (i32, u32, Vec<u8>) {
@@ -64,7 +84,7 @@ impl Host {
 
     /// The answer to it, with the option.
     pub(crate) fn answer(&self) -> Packet {
-        let options = [USUAL.to_vec(), option(7)].concat();
+        let options = [USUAL.to_vec(), answers(self.udp, 7)].concat();
         Packet { seq: 5000, ack: 1001, flags: SYN_ACK, options, ..packet(self.server, self.client) }
     }
 
@@ -78,7 +98,7 @@ impl Host {
 
     /// Puts a packet into the tunnel from one address to another.
     pub(crate) fn tunnelled(&self, p: &Packet, from: IpAddr, to: IpAddr) -> Vec<u8> {
-        wrap(&p.frame(), from, to, p.tos)
+        wrap_in(self.udp, &p.frame(), from, to, p.tos)
     }
 
     pub(crate) fn ask(&self) {
@@ -101,13 +121,20 @@ pub(crate) fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
 
 /// Puts an outer header in front of a frame's IP packet.
 pub(crate) fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
-    let inner = &frame[ETHERNET..];
+    wrap_in(false, frame, from, to, tos)
+}
+
+/// The same, in UDP or not.
+pub(crate) fn wrap_in(udp: bool, frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
+    let header = [50_000, TPOT_UDP_PORT, (8 + frame.len() - ETHERNET) as u16, 0].map(u16::to_be_bytes);
+    let inner = [if udp { header.as_flattened() } else { &[] }, &frame[ETHERNET..]].concat();
+    let protocol = |v4: u8| if udp { 17 } else { v4 };
     let mut outer = frame[..ETHERNET].to_vec();
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             outer.extend([0x45, tos]);
             outer.extend((20 + inner.len() as u16).to_be_bytes());
-            outer.extend([0, 1, 0x40, 0, 64, 4, 0, 0]);
+            outer.extend([0, 1, 0x40, 0, 64, protocol(4), 0, 0]);
             outer.extend(from.octets());
             outer.extend(to.octets());
             check_header(&mut outer);
@@ -115,7 +142,7 @@ pub(crate) fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
         (IpAddr::V6(from), IpAddr::V6(to)) => {
             outer.extend((6 << 28 | u32::from(tos) << 20).to_be_bytes());
             outer.extend((inner.len() as u16).to_be_bytes());
-            outer.extend([41, 64]);
+            outer.extend([protocol(41), 64]);
             outer.extend(from.octets());
             outer.extend(to.octets());
         }
@@ -125,13 +152,29 @@ pub(crate) fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
     outer
 }
 
-/// The outer addresses, DSCP and ECN, and the frame without the outer header. Its lengths and checksum must be right.
+/// The source port of a frame's tunnel, if it is one in UDP.
+pub(crate) fn udp_source(family: Family, frame: &[u8]) -> Option<u16> {
+    let ip = &frame[ETHERNET..];
+    let (protocol, at) = if family == Family::V4 { (9, 20) } else { (6, 40) };
+    let port = |at| u16::from_be_bytes([ip[at], ip[at + 1]]);
+    (ip.get(protocol) == Some(&17) && ip.len() > at + 8 && port(at + 2) == TPOT_UDP_PORT).then(|| port(at))
+}
+
+/// The outer addresses, DSCP and ECN, and the frame without the outer headers. Their lengths and checksum must be right.
 pub(crate) fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u8>) {
     let ip = &frame[ETHERNET..];
-    let inner = |n: usize| [&frame[..ETHERNET], &ip[n..]].concat();
+    let source = udp_source(family, frame);
+    let inner = |n: usize| {
+        let Some(source) = source else { return [&frame[..ETHERNET], &ip[n..]].concat() };
+        let field = |at: usize| u16::from_be_bytes([ip[n + at], ip[n + at + 1]]);
+        assert!(source >= 0xc000, "a dynamic port: {source}");
+        assert_eq!((usize::from(field(4)), field(6)), (ip.len() - n, 0), "length, and no checksum");
+        [&frame[..ETHERNET], &ip[n + 8..]].concat()
+    };
+    let protocol = |of_ip: u8| if source.is_some() { 17 } else { of_ip };
     match family {
         Family::V4 => {
-            assert_eq!((ip[0], ip[8], ip[9]), (0x45, 64, 4), "{ip:?}");
+            assert_eq!((ip[0], ip[8], ip[9]), (0x45, 64, protocol(4)), "{ip:?}");
             assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), ip.len());
             let mut again = frame.to_vec();
             check_header(&mut again);
@@ -140,7 +183,7 @@ pub(crate) fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u
             (at(12), at(16), ip[1], inner(20))
         }
         Family::V6 => {
-            assert_eq!((ip[0] >> 4, ip[6], ip[7]), (6, 41, 64), "{ip:?}");
+            assert_eq!((ip[0] >> 4, ip[6], ip[7]), (6, protocol(41), 64), "{ip:?}");
             assert_eq!(usize::from(u16::from_be_bytes([ip[4], ip[5]])), ip.len() - 40);
             let at = |n: usize| IpAddr::from(<[u8; 16]>::try_from(&ip[n..n + 16]).expect("sixteen"));
             (at(8), at(24), ip[0] << 4 | ip[1] >> 4, inner(40))
@@ -148,8 +191,11 @@ pub(crate) fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u
     }
 }
 
+/// Runs a test with both families and both kinds of tunnels.
 fn each(test: impl Fn(Host)) {
-    Family::BOTH.map(Host::new).into_iter().for_each(test);
+    for (family, udp) in Family::BOTH.into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Always)]) {
+        test(Host::with(family, &TpotOptions { udp, ..TpotOptions::default() }));
+    }
 }
 
 #[test]
@@ -157,7 +203,7 @@ fn each(test: impl Fn(Host)) {
 fn r1_r3_r34_a_syn_asks_and_nothing_else_changes() {
     each(|h| {
         let (code, _, out) = h.run(true, &h.syn().frame());
-        let want = Packet { options: [USUAL.to_vec(), option(8)].concat(), ..h.syn() };
+        let want = Packet { options: [USUAL.to_vec(), wants(h.udp, 8)].concat(), ..h.syn() };
         assert_eq!((code, verify(&out)), (NEXT, Ok(want)));
         let elsewhere = Packet { to: SocketAddr::new(h.server.ip(), PORT + 1), ..h.syn() };
         for p in [elsewhere, h.client_says(), Packet { flags: flag::RST, ..h.client_says() }] {
@@ -382,10 +428,11 @@ fn r16_a_tunnelled_reset_refuses_the_connection() {
 fn r28_too_big_reports_concern_the_connection() {
     each(|h| {
         h.open();
-        let (header, kind, code) = match h.family {
+        let (inner, kind, code) = match h.family {
             Family::V4 => (20, 3, 4),
             Family::V6 => (40, 2, 0),
         };
+        let header = inner + if h.udp { 8 } else { 0 };
         let sent = h.tunnelled(&h.client_says(), h.client.ip(), h.proxy);
         let report = |quote: &[u8], mtu| Icmp {
             dmac: [0; 6],
@@ -397,17 +444,17 @@ fn r28_too_big_reports_concern_the_connection() {
             mtu,
             quote: quote.to_vec(),
         };
-        for shown in [sent.len(), ETHERNET + 2 * header + 20] {
+        for shown in [sent.len(), ETHERNET + header + inner + 20] {
             let icmp = report(&sent[ETHERNET..shown], 1400);
             let (code, _, out) = h.run(false, &icmp.frame());
             let got = verify_icmp(&out).expect("lengths and sums");
             assert_eq!((code, got.mtu, got.from, got.to), (NEXT, 1400 - header as u32, icmp.from, icmp.to));
-            assert_eq!(got.quote, h.client_says().frame()[ETHERNET..][..header + 20]);
+            assert_eq!(got.quote, h.client_says().frame()[ETHERNET..][..inner + 20]);
         }
         assert_eq!(h.tpot.verdict("too-big"), 2);
         // about others' packets, or too little of one, or from somebody who makes the path very narrow
         let other = h.tunnelled(&h.client_says(), h.client.ip(), SERVER.ip(h.family));
-        let short = &sent[ETHERNET..ETHERNET + 2 * header + 8];
+        let short = &sent[ETHERNET..ETHERNET + header + inner + 8];
         for icmp in [report(&other[ETHERNET..], 1400), report(short, 1400), report(&sent[ETHERNET..], 100)] {
             assert_eq!(h.run(false, &icmp.frame()), (NEXT, 0, icmp.frame()));
         }

@@ -8,7 +8,7 @@ use super::{
     packets::option,
     wire::pass,
 };
-use longsplice_datapath::tpot_tunnels;
+use longsplice_datapath::{TpotOptions, tpot_tunnels};
 use longsplice_engine::TpotHandshake;
 use longsplice_lab::{
     Family, Lab, Options, Shape,
@@ -149,8 +149,9 @@ fn r14_a_chain() {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
         let second = lab.second.as_ref().expect("a second");
-        let _takers = [&lab.forwarder, second]
-            .map(|at| Forwarder::taker_with(at, everywhere(family), at_once(), true, handshake));
+        let _takers = [&lab.forwarder, second].map(|at| {
+            Forwarder::taker_with(at, everywhere(family), at_once(), true, handshake, TpotOptions::default())
+        });
         let mut capture = Capture::start(second);
         let server = SERVER.port(family, PORT);
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
@@ -241,7 +242,16 @@ fn r16_a_program_is_refused() {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
         let places = [&lab.forwarder, lab.second.as_ref().expect("a second")];
-        let taker = |at| Forwarder::taker_with(at, everywhere(family), at_once(), true, TpotHandshake::Confirm);
+        let taker = |at| {
+            Forwarder::taker_with(
+                at,
+                everywhere(family),
+                at_once(),
+                true,
+                TpotHandshake::Confirm,
+                TpotOptions::default(),
+            )
+        };
         let _takers: Vec<_> = places.into_iter().take(proxies).map(taker).collect();
         let server = SERVER.port(family, PORT);
         let refused = lab.client.run(|| connect(server, &Script::opener(1))).expect_err("nobody listens");
@@ -484,7 +494,14 @@ fn a_port_is_used_again() {
     for (family, handshake) in Family::BOTH.into_iter().flat_map(|family| EARLY.map(|handshake| (family, handshake))) {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let asker = asker(&lab, family);
-        let f = Forwarder::taker_with(&lab.forwarder, everywhere(family), by_hand(), false, handshake);
+        let f = Forwarder::taker_with(
+            &lab.forwarder,
+            everywhere(family),
+            by_hand(),
+            false,
+            handshake,
+            TpotOptions::default(),
+        );
         let server = SERVER.port(family, PORT);
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
         let mut script = Script::opener(1);

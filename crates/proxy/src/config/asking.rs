@@ -10,7 +10,7 @@ use crate::{
     keys::{KeyFileError, read_keys},
     tpot::Asking,
 };
-use longsplice_engine::TpotKey;
+use longsplice_engine::{TpotKey, TpotUdp};
 use serde::Deserialize;
 use std::{num::NonZeroU8, path::PathBuf};
 use toml::Spanned;
@@ -27,6 +27,8 @@ pub(super) struct RawAsking {
     to: Many<Parsed<Prefix>>,
     hops: Option<NonZeroU8>,
     exid: Option<u16>,
+    #[serde(default)]
+    udp: TpotUdp,
 }
 
 impl SourceFile<'_> {
@@ -42,6 +44,7 @@ impl SourceFile<'_> {
             to: all(raw.to),
             hops: raw.hops.map_or(usual.hops, NonZeroU8::get),
             exid: raw.exid.unwrap_or(usual.exid),
+            udp: raw.udp,
         };
         let asks = !asking.ports.is_empty();
         let about_asking = !asking.proxies.is_empty() || !asking.to.is_empty() || raw.hops.is_some();
