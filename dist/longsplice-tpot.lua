@@ -6,7 +6,8 @@
 --	tshark -X lua_script:longsplice-tpot.lua -Y tpot
 --
 -- or copy it into the directory of personal Lua plugins that "About Wireshark, Folders" names. Only SYNs and SYN-ACKs have the
--- option. An option that a receiver takes for none is shown with the reason. MACs are shown, and not verified.
+-- option. An option that a receiver takes for none is shown with the reason. MACs are shown, and not verified. Tunnels in UDP are
+-- those to port 6080.
 
 local tpot = Proto("tpot", "Translucent proxying (TPOT)")
 
@@ -94,3 +95,17 @@ function tpot.dissector(_, _, tree)
 end
 
 register_postdissector(tpot)
+
+-- Tunnels in UDP: an IP packet follows the header.
+local tunnel = Proto("tpot_udp", "Translucent proxying (TPOT), tunnel in UDP")
+
+function tunnel.dissector(content, packet, tree)
+	local names = { [4] = "ip", [6] = "ipv6" }
+	local name = content:len() > 0 and names[math.floor(content(0, 1):uint() / 16)]
+	if not name then
+		return 0
+	end
+	return Dissector.get(name):call(content, packet, tree)
+end
+
+DissectorTable.get("udp.port"):add(6080, tunnel)

@@ -45,7 +45,11 @@ pub fn tpot_probe(proxy: IpAddr, server: SocketAddr, in_udp: bool) -> io::Result
     let (tunnel, inner) = (tunnel_socket(proxy.is_ipv4(), in_udp)?, segment(own, server, ack));
     let probe = if in_udp { udp(own.port(), &inner) } else { inner };
     for _ in 0..TIMES {
-        sendto(tunnel.as_raw_fd(), &probe, &SockaddrStorage::from(SocketAddr::new(proxy, 0)), MsgFlags::empty())?;
+        match sendto(tunnel.as_raw_fd(), &probe, &SockaddrStorage::from(SocketAddr::new(proxy, 0)), MsgFlags::empty()) {
+            Ok(_) => {}
+            Err(Errno::EPERM) => return Ok(false), // a firewall of this host drops it
+            Err(e) => return Err(e.into()),
+        }
         let end = Instant::now() + WAIT;
         let mut packet = [0; 256];
         while let Some(left) =

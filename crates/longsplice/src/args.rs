@@ -350,8 +350,9 @@ pub struct TpotHostArgs {
 
     /// When to offer a tunnel in UDP, for paths that drop IP in IP: never, fallback or always.
     ///
-    /// Proxies must allow it as well: `udp` in the table `tpot` of their configuration. With fallback, the second SYN offers it,
-    /// a second after the first one, and for an hour the first SYNs of further connections to that destination.
+    /// Proxies must allow it as well: `udp` in the table `tpot` of their configuration. With fallback, tunnels are in UDP if the
+    /// first answer of a proxy does not arrive, a second later, and at once for further connections to that destination, for an
+    /// hour.
     #[arg(long, value_name = "WHEN", default_value = "never", value_parser = parse_udp)]
     pub udp: TpotUdp,
 }

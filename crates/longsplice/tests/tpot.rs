@@ -13,6 +13,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
     process::{Command, Output},
+    thread,
 };
 use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, service, stop};
 
@@ -48,6 +49,31 @@ fn programs_that_know_nothing_of_it() {
     assert!(proxy.wait().success());
 }
 
+/// A host and a proxy that want tunnels in UDP have them, and the list shows it.
+#[test]
+#[ignore = "root"]
+fn tunnels_in_udp() {
+    let here = Translucent::with(&(listeners(PORT, AT_ONCE) + "[tpot]\nudp = \"fallback\"\n"));
+    let trusted = ["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"];
+    let (proxy, host) = (here.proxy(), here.host_that_trusts(&[&trusted[..], &["--udp", "always"]].concat()));
+    for family in Family::BOTH {
+        let at = topology::SERVER.port(family, PORT);
+        echo(here.serve(at));
+        let mut stream = here.connect(at);
+        round_trip(&mut stream, b"hello");
+        let tunnels = here.tunnels();
+        let ours = tunnels.iter().find(|t| t["remote"] == at.to_string()).unwrap_or_else(|| panic!("{tunnels:?}"));
+        assert_eq!((&ours["udp"], &ours["over"]), (&true.into(), &false.into()), "{ours}");
+        let list = here.lab.client.command(LONGSPLICE).args(["tpot", "ls"]).output().unwrap();
+        let list = String::from_utf8(list.stdout).unwrap();
+        assert!(list.lines().any(|l| l.contains(&at.to_string()) && l.contains(" in UDP ")), "{list}");
+    }
+    assert_eq!(["opened", "opened-udp"].map(|name| counter(&proxy, "tpot", name)), [2, 2]);
+    assert!(stop(host).contains("opened-udp: 2"));
+    let wrong = Command::new(LONGSPLICE).args(["tpot", "host", "--port", "80", "--udp", "yes"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("write never, fallback or always"), "{wrong:?}");
+}
+
 /// `longsplice doctor` says whether tunnels pass.
 #[test]
 #[ignore = "root"]
@@ -59,21 +85,29 @@ fn doctor_probes_the_tunnel() {
         let output =
             here.lab.client.command(LONGSPLICE).args(["doctor", "--json", "--tunnel", &named]).output().unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let check = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "tunnel").cloned();
-        check.unwrap_or_else(|| panic!("{output:?}"))
+        let checks = report["checks"].as_array().unwrap().iter().filter(|c| c["name"] == "tunnel");
+        let states: Vec<_> = checks.map(|c| c["state"].as_str().unwrap().to_owned()).collect();
+        assert!(!states.is_empty(), "{output:?}");
+        states
     };
-    for family in Family::BOTH {
-        assert_eq!(doctor(family, PORT)["state"], "ok", "{}", doctor(family, PORT));
-        assert_eq!(doctor(family, 9)["state"], "warning", "nothing is intercepted there");
-    }
-    let drop = "table inet t { chain c { type filter hook output priority 0; meta l4proto { 4, 41 } drop; }; }";
-    let silent = "table inet t { chain c { type filter hook input priority 0; meta l4proto { 4, 41 } drop; }; }";
-    for rules in [silent, drop] {
-        here.lab.client.execute("nft", &[rules]).unwrap();
-        for family in Family::BOTH {
-            assert_eq!(doctor(family, PORT)["state"], "warning");
+    // both families at once, since most of the time is waited for answers
+    let both = |port, want: &[&str], why: &str| {
+        let doctor = &doctor;
+        thread::scope(|s| {
+            let all = Family::BOTH.map(|family| s.spawn(move || doctor(family, port)));
+            all.map(|states| assert_eq!(states.join().unwrap(), want, "{why}"))
+        });
+    };
+    both(PORT, &["ok", "ok"], "all passes");
+    both(9, &["warning"], "nothing is intercepted there");
+    let (ip, udp, all) = ("meta l4proto { 4, 41 }", "udp dport 6080", "meta l4proto { 4, 17, 41 }");
+    for (what, want) in [(ip, &["warning", "ok"][..]), (udp, &["ok", "note"]), (all, &["warning"])] {
+        for hook in ["input", "output"] {
+            let rules = format!("table inet t {{ chain c {{ type filter hook {hook} priority 0; {what} drop; }}; }}");
+            here.lab.client.execute("nft", &[&rules]).unwrap();
+            both(PORT, want, &rules);
+            here.lab.client.execute("nft", &["delete table inet t"]).unwrap();
         }
-        here.lab.client.execute("nft", &["delete table inet t"]).unwrap();
     }
 }
 

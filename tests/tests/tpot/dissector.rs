@@ -1,6 +1,6 @@
 //! What tshark shows of the option, with dist/longsplice-tpot.lua.
 
-use crate::packets::{SYN_ACK, USUAL, option, packet, wrap};
+use crate::packets::{SYN_ACK, USUAL, option, packet, wrap, wrap_in};
 use longsplice_lab::{
     Family,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
@@ -50,6 +50,7 @@ fn tshark_shows_the_option() {
             syn(&[253, 8, 0x12, 0x34, 2, 3, 0, 5]),
             Packet { options: option(8), ..packet(client, server) }.frame(),
             syn(&[]),
+            wrap_in(true, &answer.frame(), proxy, client.ip(), 0),
         ];
         fs::write(&file, capture(&frames)).expect("written");
         let nothing = ",,,,,,";
@@ -62,9 +63,11 @@ fn tshark_shows_the_option() {
             nothing,
             nothing,
             nothing,
+            "1,16,1,7,0x0000,30db72d4b7d9469e,",
         ];
         assert_eq!(shown(&file, &[]), want);
-        let want = [nothing, nothing, nothing, "0,8,1,,,,1", "0,8,1,3,0x0005,,", "0,8,2,,,,1", nothing, nothing];
+        let want =
+            [nothing, nothing, nothing, "0,8,1,,,,1", "0,8,1,3,0x0005,,", "0,8,2,,,,1", nothing, nothing, nothing];
         assert_eq!(shown(&file, &["-o", "tpot.exid:4660"]), want);
     }
 }

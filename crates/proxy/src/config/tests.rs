@@ -9,7 +9,7 @@ use crate::{
     limits::CONNECTIONS,
     routes::Paths,
 };
-use longsplice_engine::{OpenOptions, PathRule, SpliceWhen};
+use longsplice_engine::{OpenOptions, PathRule, SpliceWhen, TpotUdp};
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duration};
 
 fn read(text: &str) -> Result<Config, ConfigError> {
@@ -216,7 +216,14 @@ fn values_that_do_not_go_together() {
     assert_eq!((&c.listeners[0].protocol, c.listeners[0].rules.guarded), (&Protocol::Tpot, true));
     let asking = c.tpot.unwrap();
     assert_eq!((asking.proxies.len(), asking.ports.len(), asking.to.len()), (1, 2, 0));
-    assert_eq!((asking.hops, asking.exid), (Asking::default().hops, Asking::default().exid));
+    assert_eq!(
+        (asking.hops, asking.exid, asking.udp),
+        (Asking::default().hops, Asking::default().exid, TpotUdp::Never)
+    );
+    for (word, udp) in [("never", TpotUdp::Never), ("fallback", TpotUdp::Fallback), ("always", TpotUdp::Always)] {
+        assert_eq!(read(&format!("{tpot}[tpot]\nudp = \"{word}\"")).unwrap().tpot.unwrap().udp, udp);
+    }
+    expect(&format!("{tpot}[tpot]\nudp = \"yes\""), (5, 7), "unknown variant");
     for (inside, name) in [("bytes", "tpot"), ("http", "http"), ("tls", "tls")] {
         let c = Config::from_toml(&format!("{tpot}inside = \"{inside}\""), Path::new("f")).unwrap();
         let listener = &c.listeners[0];
