@@ -142,20 +142,22 @@ pub struct WanArgs {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub subjects: Vec<Middle>,
 
-    /// Parts of `wan` to measure [default: all; only the cells if some are chosen].
+    /// Parts of `wan` or `tpot` to measure [default: all; only the cells if some are chosen].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub parts: Vec<WanPart>,
 }
 
-/// A part of `wan`.
+/// A part of `wan` or `tpot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WanPart {
     /// Transfers: the time of each, and what happened to the connection.
     Cells,
-    /// Memory of the forwarder's sockets with ten slow readers.
+    /// Memory of the forwarder's sockets with ten slow readers: only with `wan`.
     SlowReaders,
-    /// An unsplice in mid-transfer.
+    /// An unsplice in mid-transfer: only with `wan`.
     Unsplice,
+    /// What segments and connections cost without delays: only with `tpot`.
+    Costs,
 }
 
 impl WanArgs {

@@ -123,9 +123,9 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         }
     }
     if args.what.contains(&Measurement::Tpot) {
-        let kept = tpot::measure(&bench, args.wan.chosen())?;
+        let kept = tpot::measure(&bench, &args.wan)?;
         println!("{}", kept.text());
-        if args.wan.chosen().is_none() || args.out.is_some() {
+        if args.wan.is_default() || args.out.is_some() {
             let dir = dir(&kept.date);
             kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
             println!("kept in {}", dir.join(tpot::JSON).display());

@@ -233,8 +233,9 @@ fn tpot_smoke() {
     let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().to_str().unwrap();
-    let chosen = ["--rtt", "b20,t30", "--size", "1,500k", "--ip", "v4,v6", "--rounds", "1", "--out", out];
-    let bench = longsplice_bench(&[&["tpot"][..], &chosen].concat());
+    let chosen = ["--rtt", "b20,t30", "--size", "1,500k", "--ip", "v4,v6"];
+    let parts = ["--parts", "cells,costs", "--rounds", "1", "--seconds", "0.1", "--out", out];
+    let bench = longsplice_bench(&[&["tpot"][..], &chosen, &parts].concat());
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
     let head = "| routed | basic, copied | pipelined, copied | pipelined, spliced | two, copied | two, spliced |";
@@ -243,6 +244,14 @@ fn tpot_smoke() {
     let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("tpot.json")).unwrap()).unwrap();
     let rows = kept["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 8, "{kept}");
+    for what in ["segment", "rate"] {
+        let lines = kept["costs"]["lines"].as_array().unwrap().iter().filter(|line| line["subject"]["what"] == what);
+        let spliced: Vec<_> = lines.map(|line| (line["variant"].as_str().unwrap(), &line["spliced"])).collect();
+        for variant in ["ip-forward", "beside-tpot", "copy-tpot", "spliced-tpot", "spliced-tpot-udp"] {
+            assert!(spliced.iter().any(|(v, _)| *v == variant), "{variant}: {spliced:?}");
+        }
+    }
+    assert!(said.contains("| spliced, TPOT in UDP |"), "{said}");
     for row in rows {
         let round_trip = row["cell"]["distance"]["ms"].as_f64().unwrap() / 1000.0;
         let lines = row["lines"].as_array().unwrap();

@@ -144,6 +144,19 @@ fn a_proxy_follows_its_client() {
     }
 }
 
+/// Bits of the option that nobody has defined change nothing, and are not answered.
+#[test]
+#[ignore = "root"]
+fn r6_unknown_capabilities_are_ignored() {
+    for (family, udp) in Family::BOTH.into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Fallback)]) {
+        let mut h = Hand::with(family, by_hand(), TpotHandshake::Basic, udp);
+        let mut option = capable(!WANT, 8);
+        option[6] = 0xff;
+        h.udp = false;
+        h.open_with(&Packet { options: [MSS.to_vec(), option].concat(), ..h.syn() });
+    }
+}
+
 /// Runs one connection through a forwarder that intercepts it.
 fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Forwarder)) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");

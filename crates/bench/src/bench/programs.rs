@@ -7,7 +7,7 @@ use super::{
     peers::{Peer, STREAM_MODULE},
     variant::Variant,
 };
-use longsplice_lab::{ChildGuard, Lab, LabError, Namespace, topology};
+use longsplice_lab::{ChildGuard, Family, Lab, LabError, Namespace, topology};
 use std::{
     fs,
     io::Write,
@@ -69,7 +69,7 @@ fn nft(command: &mut Command, rules: &str) -> Result<()> {
 /// Starts the program of a variant; `None` if the kernel does everything.
 pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<Option<ChildGuard>> {
     let Some(peer) = variant.peer() else {
-        let ours = !variant.routed() && variant != Variant::Direct;
+        let ours = variant.tpot() || (!variant.routed() && variant != Variant::Direct);
         return ours.then(|| start_longsplice(variant, lab, dir, release_after)).transpose();
     };
     if let Some(rules) = ruleset(variant) {
@@ -137,6 +137,17 @@ pub fn run_longsplice(
     when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", limit))
 }
 
+/// Makes the client's host ask for translucent proxies. `udp`: the value of `--udp`.
+pub fn ask_for_proxies(lab: &Lab, udp: &str) -> Result<ChildGuard> {
+    let program = crate::program()?;
+    let mut run = lab.client.command(program.to_str().ok_or("the path of this program is no text")?);
+    run.env_remove("RUST_LOG").args(["tpot", "host", "--udp", udp, "--port", &PORT.to_string()]);
+    for family in Family::BOTH {
+        run.args(["--proxy", &topology::FORWARDER_TO_CLIENT.ip(family).to_string()]);
+    }
+    when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("asking for proxies", PATIENCE))
+}
+
 /// Path of the control socket.
 pub fn control_socket(dir: &Path) -> PathBuf {
     dir.join("control.sock")
@@ -147,11 +158,13 @@ pub fn longsplice_config(variant: Variant, release_after: Option<f64>) -> String
     let (own, target) = (proxy(), server());
     let serves = match variant {
         Variant::Identity => format!("protocol = \"transparent\"\nlisten = \"{target}\"\n"),
+        tpot if tpot.tpot() => format!("protocol = \"tpot\"\nlisten = \"0.0.0.0:{PORT}\"\n"),
         socks if socks.socks() => format!("protocol = \"socks5\"\nlisten = \"{own}\"\n"),
         _ => format!("protocol = \"plug\"\nlisten = \"{own}\"\ntarget = \"{target}\"\n"),
     };
     let policy = release_after.map_or_else(String::new, |s| format!("policy = {{ release_after = {s} }}\n"));
-    format!("[[listener]]\n{serves}limits = {{ connections_per_client = 4096 }}\n{policy}")
+    let udp = if variant.udp() == Some("always") { "[tpot]\nudp = \"always\"\n" } else { "" };
+    format!("[[listener]]\n{serves}limits = {{ connections_per_client = 4096 }}\n{policy}{udp}")
 }
 
 #[cfg(test)]

@@ -24,8 +24,12 @@ const VARIANTS: [Variant; 6] =
 
 /// Measures both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
-    let case = |bytes| bench.rounds(Subject::Rate { bytes }, &VARIANTS, |v| run(v, bytes, bench.seconds));
-    BYTES.into_iter().map(case).collect()
+    BYTES.into_iter().map(|bytes| case(bench, bytes, &VARIANTS)).collect()
+}
+
+/// Measures one size with these variants.
+pub fn case(bench: &Bench, bytes: u64, variants: &[Variant]) -> Result<Case> {
+    bench.rounds(Subject::Rate { bytes }, variants, |v| run(v, bytes, bench.seconds))
 }
 
 /// Uses a new venue for each run, since the entries of ended connections stay for a minute and must not accumulate.

@@ -35,22 +35,47 @@ pub fn machine(m: &Machine) -> String {
     format!("{} CPUs ({}), {} MB; Linux {};\nlongsplice {}", m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice)
 }
 
+fn with_ratio(l: &Line) -> String {
+    match l.variant == l.subject.base() {
+        true => l.subject.number(l.value.median),
+        false => format!("{}: {}", l.subject.number(l.value.median), l.ratio.text(2)),
+    }
+}
+
+fn cpu_with_ratio(digits: usize) -> impl Fn(&Line) -> String {
+    move |l| match (l.variant == l.subject.base(), &l.cpu_ratio) {
+        (false, Some(ratio)) => format!("{:.digits$}: {}", l.cpu.median, ratio.text(2)),
+        _ => format!("{:.digits$}", l.cpu.median),
+    }
+}
+
+/// What segments and connections cost.
+pub fn costs(s: &Summary, rounds: usize) -> String {
+    if s.lines.is_empty() {
+        return String::new();
+    }
+    let rounds = format!("median of {rounds} rounds, and spread");
+    segments(s, &rounds) + &rates(s, &format!("and the ratio to IP forwarding ({rounds})"))
+}
+
+fn rates(s: &Summary, relative: &str) -> String {
+    let table = |head: &str, cell: &dyn Fn(&Line) -> String| by_variant(s, Kind::Rate, head, cell);
+    let cpu = "CPU microseconds per connection, and the ratio to IP forwarding:";
+    table(&format!("Connections per second, of eight clients, {relative}:"), &with_ratio)
+        + &table(cpu, &cpu_with_ratio(0))
+        + &table("Share of these connections that were spliced:", &share)
+}
+
+fn share(l: &Line) -> String {
+    l.spliced.map_or(String::new(), |s| s.text(2))
+}
+
 /// All tables, without the set-up.
 fn tables(results: &Results) -> String {
     let s = &results.summary;
     let rounds = format!("median of {} rounds, and spread", results.setup.rounds);
     let mut text = segments(s, &rounds);
     text += &ratios(s, &rounds);
-    let with_ratio = |l: &Line| match l.variant == l.subject.base() {
-        true => l.subject.number(l.value.median),
-        false => format!("{}: {}", l.subject.number(l.value.median), l.ratio.text(2)),
-    };
-    let cpu_with_ratio = |digits: usize| {
-        move |l: &Line| match (l.variant == l.subject.base(), &l.cpu_ratio) {
-            (false, Some(ratio)) => format!("{:.digits$}: {}", l.cpu.median, ratio.text(2)),
-            _ => format!("{:.digits$}", l.cpu.median),
-        }
-    };
     let mut table = |kind, head: &str, cell: &dyn Fn(&Line) -> String| {
         text += &by_variant(s, kind, head, cell);
     };
@@ -71,11 +96,11 @@ fn tables(results: &Results) -> String {
         (ms, _) => ms.map_or(String::new(), |ms| l.subject.number(ms.median)),
     };
     table(Kind::Response, &format!("Milliseconds from the request to the last byte, {relative}:"), &from_request);
-    let share = |l: &Line| l.spliced.map_or(String::new(), |s| s.text(2));
     table(Kind::Response, "Share of these connections that were spliced:", &share);
-    table(Kind::Rate, &format!("Connections per second, of eight clients, {relative}:"), &with_ratio);
-    table(Kind::Rate, "CPU microseconds per connection, and the ratio to IP forwarding:", &cpu_with_ratio(0));
-    table(Kind::Rate, "Share of these connections that were spliced:", &share);
+    text += &rates(s, &relative);
+    let mut table = |kind, head: &str, cell: &dyn Fn(&Line) -> String| {
+        text += &by_variant(s, kind, head, cell);
+    };
     let short = "Short transfers on one CPU, microseconds per connection, and the ratio to copying";
     table(Kind::Short, &format!("{short} ({rounds}):"), &with_ratio);
     table(Kind::Short, &format!("{short}, CPU time:"), &cpu_with_ratio(0));

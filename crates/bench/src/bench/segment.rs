@@ -34,11 +34,15 @@ const ROUTERS: [Variant; 5] = [Variant::Direct, Variant::IpForward, Variant::Fil
 
 /// Measures both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
+    cases(bench, &[&ROUTERS[..], &Variant::PROXIES].concat())
+}
+
+/// The same with these variants.
+pub fn cases(bench: &Bench, variants: &[Variant]) -> Result<Vec<Case>> {
     on_one_cpu(|| {
-        let variants = [&ROUTERS[..], &Variant::PROXIES].concat();
-        let venues = bench.venues(&variants, Packets::Large)?;
+        let venues = bench.venues(variants, Packets::Large)?;
         let case = |bytes| {
-            bench.rounds(Subject::Segment { bytes }, &variants, |v| run(venues.of(v)?, bytes as usize, bench.seconds))
+            bench.rounds(Subject::Segment { bytes }, variants, |v| run(venues.of(v)?, bytes as usize, bench.seconds))
         };
         BYTES.into_iter().map(case).collect()
     })

@@ -5,11 +5,16 @@
 use super::{
     Bench, Result,
     machine::{Machine, today},
-    report,
-    results::FORMAT,
+    rate, report,
+    results::{FORMAT, Summary},
+    segment,
+    variant::Variant,
     wan::{self, Row},
 };
-use crate::cell::{Cell, Congestion, Distance, Middle, Place, Size};
+use crate::{
+    args::{WanArgs, WanPart},
+    cell::{Cell, Congestion, Distance, Middle, Place, Size},
+};
 use longsplice_lab::Shape;
 use serde::{Deserialize, Serialize};
 use std::{fs, path::Path};
@@ -30,13 +35,35 @@ pub struct TpotResults {
     pub rounds: usize,
     /// The cells.
     pub rows: Vec<Row>,
+    /// What a connection and a segment cost, without delays.
+    #[serde(default)]
+    pub costs: Summary,
 }
 
-/// Measures these cells, or a selection.
-pub fn measure(bench: &Bench, cells: Option<Vec<Cell>>) -> Result<TpotResults> {
-    let venues = wan::venues(Middle::TPOT, Shape::TwoForwarders)?;
-    let rows = wan::rows(bench, "tpot", &venues, cells.unwrap_or_else(selection))?;
-    Ok(TpotResults { format: FORMAT, date: today(), machine: Machine::here(), rounds: bench.rounds, rows })
+/// Ways of forwarding whose costs are compared.
+const COMPARED: [Variant; 6] = [
+    Variant::Direct,
+    Variant::IpForward,
+    Variant::BesideTpot,
+    Variant::CopyTpot,
+    Variant::SplicedTpot,
+    Variant::SplicedTpotUdp,
+];
+
+/// Measures the chosen parts, with the chosen cells or a selection.
+pub fn measure(bench: &Bench, args: &WanArgs) -> Result<TpotResults> {
+    let mut rows = Vec::new();
+    if args.wants(WanPart::Cells) {
+        let venues = wan::venues(Middle::TPOT, Shape::TwoForwarders)?;
+        rows = wan::rows(bench, "tpot", &venues, args.chosen().unwrap_or_else(selection))?;
+    }
+    let mut costs = Summary::default();
+    if args.wants(WanPart::Costs) {
+        let mut cases = segment::cases(bench, &COMPARED)?;
+        cases.push(rate::case(bench, 1, &COMPARED[1..])?);
+        costs = Summary::of(&cases);
+    }
+    Ok(TpotResults { format: FORMAT, date: today(), machine: Machine::here(), rounds: bench.rounds, rows, costs })
 }
 
 /// One byte from near and far, a large object over growing distances, and a smaller one with losses.
@@ -70,6 +97,8 @@ impl TpotResults {
             "Seconds from connecting until the last byte has arrived, and the ratio to routing (medians of {} rounds):",
             self.rounds
         );
-        format!("{head}\n\n{}.\n\n{}", report::machine(&self.machine), wan::tables(&self.rows, &times))
+        let cells = if self.rows.is_empty() { String::new() } else { wan::tables(&self.rows, &times) };
+        let costs = report::costs(&self.costs, self.rounds);
+        format!("{head}\n\n{}.\n\n{cells}{costs}", report::machine(&self.machine))
     }
 }

@@ -39,6 +39,14 @@ pub enum Variant {
     SplicedSocks,
     /// longsplice as a SOCKS proxy, never spliced.
     CopySocks,
+    /// IP forwarding past a longsplice that intercepts connections which ask for a proxy (TPOT), as these do not.
+    BesideTpot,
+    /// longsplice as a translucent proxy, never spliced.
+    CopyTpot,
+    /// longsplice as a translucent proxy, spliced at once.
+    SplicedTpot,
+    /// The same, with the tunnel in UDP.
+    SplicedTpotUdp,
     /// HAProxy with splice(2).
     Haproxy,
     /// nginx's stream module.
@@ -51,7 +59,7 @@ pub enum Variant {
 
 impl Variant {
     /// All variants, in the order of tables.
-    pub const ALL: [Variant; 19] = [
+    pub const ALL: [Variant; 23] = [
         Variant::Direct,
         Variant::IpForward,
         Variant::Filter,
@@ -67,6 +75,10 @@ impl Variant {
         Variant::Pipes,
         Variant::SplicedSocks,
         Variant::CopySocks,
+        Variant::BesideTpot,
+        Variant::CopyTpot,
+        Variant::SplicedTpot,
+        Variant::SplicedTpotUdp,
         Variant::Haproxy,
         Variant::Nginx,
         Variant::Socat,
@@ -102,6 +114,10 @@ impl Variant {
             Variant::Pipes => "splice(2)",
             Variant::SplicedSocks => "spliced, SOCKS",
             Variant::CopySocks => "copying, SOCKS",
+            Variant::BesideTpot => "IP past TPOT",
+            Variant::CopyTpot => "copying, TPOT",
+            Variant::SplicedTpot => "spliced, TPOT",
+            Variant::SplicedTpotUdp => "spliced, TPOT in UDP",
             Variant::Haproxy => Peer::Haproxy.name(),
             Variant::Nginx => Peer::Nginx.name(),
             Variant::Socat => Peer::Socat.name(),
@@ -128,6 +144,9 @@ impl Variant {
             longsplice => {
                 let protocol = match longsplice {
                     Variant::Identity => "transparent",
+                    Variant::BesideTpot => "translucent, which the client does not ask for",
+                    Variant::SplicedTpotUdp => "translucent, with the tunnel in UDP",
+                    tpot if tpot.tpot() => "translucent",
                     socks if socks.socks() => "SOCKS 5",
                     _ => "a plug",
                 };
@@ -144,7 +163,7 @@ impl Variant {
         const FAR: u64 = 1 << 50;
         match self {
             spliced if spliced.is_spliced() => Some("at-once".into()),
-            Variant::Pipes | Variant::CopySocks => Some("never".into()),
+            Variant::Pipes | Variant::CopySocks | Variant::CopyTpot => Some("never".into()),
             Variant::Copy => Some(FAR.to_string()),
             _ => None,
         }
@@ -152,7 +171,22 @@ impl Variant {
 
     /// Whether its connections are spliced as soon as they are open.
     pub fn is_spliced(self) -> bool {
-        matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
+        let tpot = matches!(self, Variant::SplicedTpot | Variant::SplicedTpotUdp);
+        tpot || matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
+    }
+
+    /// Whether longsplice intercepts connections that ask for a proxy.
+    pub fn tpot(self) -> bool {
+        self == Variant::BesideTpot || self.udp().is_some()
+    }
+
+    /// The value of `--udp` of the client's host, if its connections ask for a proxy.
+    pub fn udp(self) -> Option<&'static str> {
+        match self {
+            Variant::CopyTpot | Variant::SplicedTpot => Some("never"),
+            Variant::SplicedTpotUdp => Some("always"),
+            _ => None,
+        }
     }
 
     /// Whether connections pass a longsplice, with its control socket.
@@ -169,12 +203,12 @@ impl Variant {
 
     /// Whether the forwarder forwards IP packets.
     pub fn routed(self) -> bool {
-        matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat)
+        matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat | Variant::BesideTpot)
     }
 
     /// Whether the client connects directly to the server.
     pub fn to_server(self) -> bool {
-        self.routed() || self == Variant::Identity
+        self.routed() || self.tpot() || self == Variant::Identity
     }
 
     /// The peer whose program it is; `None`: longsplice or the kernel.

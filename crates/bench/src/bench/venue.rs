@@ -20,7 +20,9 @@ pub struct Venue {
     /// The variant in the middle.
     pub variant: Variant,
     proxy: Option<ChildGuard>,
-    _pins: Pins,
+    /// What makes the client's host ask for a translucent proxy.
+    _host: Option<ChildGuard>,
+    _pins: [Pins; 2],
     listener: TcpListener,
     /// The network.
     pub lab: Lab,
@@ -55,12 +57,13 @@ impl Venue {
             _ => (&lab.server, server()),
         };
         let listener = host.run(|| listen(address))?;
-        let pins = Pins::of(&lab)?;
+        let pins = [Pins::of(&lab)?, Pins::at(&lab.client)?];
         let control = programs::control_socket(dir.path());
         let proxy = programs::start(variant, &lab, dir.path(), release_after)?;
+        let host = variant.udp().map(|udp| programs::ask_for_proxies(&lab, udp)).transpose()?;
         let spliced = if release_after.is_some() { "released" } else { "spliced" };
         let becomes = variant.is_spliced().then_some(spliced);
-        Ok(Venue { variant, proxy, _pins: pins, listener, lab, control, becomes, _dir: dir })
+        Ok(Venue { variant, proxy, _host: host, _pins: pins, listener, lab, control, becomes, _dir: dir })
     }
 
     /// A dialler for the client's threads.

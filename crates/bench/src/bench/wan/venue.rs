@@ -6,7 +6,7 @@ use super::{
         Result,
         network::{PATIENCE, PORT, Pins},
         peers::Peer,
-        programs::{control_socket, run_longsplice, when_ready},
+        programs::{ask_for_proxies, control_socket, run_longsplice, when_ready},
         variant::Variant,
     },
     ends::{Client, Server},
@@ -70,7 +70,7 @@ impl Venue {
         let server = Server::start(listeners)?;
         // Before the links are impaired: the programs on their devices are to see what has passed them.
         let proxies = start(middle, &lab, dir.path())?;
-        let host = (middle.translucent() > 0).then(|| ask_for_proxies(&lab)).transpose()?;
+        let host = (middle.translucent() > 0).then(|| ask_for_proxies(&lab, "never")).transpose()?;
         use LinkDirection::{FromClient, FromSecond, FromServer, ToClient, ToSecond, ToServer};
         let between: &[_] = if lab.second.is_some() { &[FromSecond, ToSecond] } else { &[] };
         let links = [&[FromClient, ToClient, FromServer, ToServer], between].concat().into_iter();
@@ -282,17 +282,6 @@ fn translucent_config(middle: Middle) -> String {
         2 => format!("{listeners}[tpot]\nproxies = [\"10.77.0.0/16\", \"fd77::/16\"]\nports = {PORT}\n"),
         _ => listeners,
     }
-}
-
-/// Makes the client's host ask for proxies.
-fn ask_for_proxies(lab: &Lab) -> Result<ChildGuard> {
-    let program = crate::program()?;
-    let mut run = lab.client.command(program.to_str().ok_or("the path of this program is no text")?);
-    run.env_remove("RUST_LOG").args(["tpot", "host", "--port", &PORT.to_string()]);
-    for family in Family::BOTH {
-        run.args(["--proxy", &topology::FORWARDER_TO_CLIENT.ip(family).to_string()]);
-    }
-    when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("asking for proxies", PATIENCE))
 }
 
 /// The configuration of HAProxy.
