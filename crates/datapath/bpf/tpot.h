@@ -19,8 +19,9 @@
  *   |               MAC, in the SYN-ACK of a taker that has a key           |
  *   +--------+--------+--------+--------+--------+--------+--------+--------+
  *
- * hops: how many proxies may still intercept. capabilities: enum tpot_capability; a receiver ignores other bits. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another
- * length or version counts as none. */
+ * hops: how many proxies may still intercept. capabilities: enum tpot_capability; a receiver ignores other bits. The taker's
+ * address is the source of the tunnelled SYN-ACK, which fits both families. An option of another length or version counts as
+ * none. */
 struct tpot_option {
 	__u8 kind;   /* TPOT_KIND */
 	__u8 length; /* 8, or 16 with a MAC */

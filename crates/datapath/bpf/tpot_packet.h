@@ -5,8 +5,8 @@
 
 #include "tpot_maps.h"
 
-/* Lower the MSS by the tunnel's headers: the receiver of this SYN or SYN-ACK must leave room for them. Whether they are in UDP may
- * change until the handshake is over, so there is room for that if it is possible at all. */
+/* Lower the MSS by the tunnel's headers: the receiver of this SYN or SYN-ACK must leave room for them. Until the handshake is
+ * over, the kind of tunnel may change, so there is room for UDP if it is possible at all. */
 static __always_inline int shrink_mss(struct __sk_buff *skb, const struct packet *p, const struct options *o)
 {
 	struct tpot_config *c = configured();

@@ -13,7 +13,8 @@
 #define CHECKSUM_PARTIAL 3 /* <linux/skbuff.h> */
 #define TTL 64 /* of the outer header */
 
-/* Remove the outer headers. The checksum of UDP does not count: the inner one covers what matters. The outer congestion mark goes to the inner packet (RFC 6040, 4.2). */
+/* Remove the outer headers. The checksum of UDP does not count: the inner one covers what matters. The outer congestion mark goes
+ * to the inner packet (RFC 6040, 4.2). */
 static __always_inline int decapsulate(struct __sk_buff *skb, const struct packet *outer, const struct packet *inner)
 {
 	__u64 flags = outer->v6 ? BPF_F_ADJ_ROOM_DECAP_L3_IPV6 : BPF_F_ADJ_ROOM_DECAP_L3_IPV4;
