@@ -78,11 +78,11 @@ enum tpot_capability {
 	TPOT_WANT_UDP = 1 << 1, /* SYN: and it should be. Otherwise, a taker answers in UDP if its first answer has failed */
 };
 
-/* When the tunnel is in UDP, for paths that drop IP in IP. */
+/* When tunnels of new connections are in UDP, for paths that drop IP in IP. */
 enum tpot_udp {
-	TPOT_UDP_NEVER = 0,    /* a taker does not understand it either */
+	TPOT_UDP_NEVER = 0,    /* an asker does not offer it, and a taker does not answer in it */
 	TPOT_UDP_FALLBACK = 1, /* if the first answer does not arrive, and then at once for this destination */
-	TPOT_UDP_ALWAYS = 2,   /* if the taker understands it */
+	TPOT_UDP_ALWAYS = 2,   /* if the taker allows it */
 };
 
 /* What an asker has learned about a destination. */
