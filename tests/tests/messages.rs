@@ -1,8 +1,8 @@
 //! Consecutive messages with one splice each: the connections persist, and are joined with others in between.
 
 use longsplice_engine::{
-    EndReason, FlowInfo, Leftovers, Leg, Message, OpenOptions, PieceKind, Policy, Splicer, TapDirection as Stream,
-    TapReader, Taps,
+    EndReason, FlowEventKind, FlowInfo, Leftovers, Leg, Message, OpenOptions, PieceKind, Policy, Splicer,
+    TapDirection as Stream, TapReader, Taps,
 };
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
@@ -280,4 +280,71 @@ fn s19_taps_see_the_messages_of_their_legs() {
         let count = run(family, shape, impair, (4, ahead), true);
         assert!(count.splices > 0 && count.spliced > 1_000_000, "{count:?}");
     }
+}
+
+/// All bytes of a message pass while it waits for its commit, some of them while the acknowledgement of the drained ones is on
+/// its way: nothing is left to commit for. What a first window brings waits before the splice.
+#[test]
+#[ignore = "root"]
+fn messages_pass_before_their_commit() {
+    for family in Family::BOTH {
+        let (count, commits) = late_splices(family, &[200_000; 10]);
+        eprintln!("{family:?}: {count:?}, {commits} commits");
+        assert!(count.splices >= 4 && count.spliced > 300_000, "{count:?}");
+        assert!(commits <= 1, "{commits} commits");
+    }
+}
+
+/// Relays messages of these lengths from a near server to a client that is less near. Returns the number of commits, too.
+fn late_splices(family: Family, lengths: &[usize]) -> (Count, usize) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let far = Impair { delay: Duration::from_millis(4), ..Impair::NONE };
+    let _far =
+        [LinkDirection::FromClient, LinkDirection::ToClient].map(|way| lab.impair(way, far).expect("impairment"));
+    let forwarder = if family == Family::V4 { "10.77.2.1/32" } else { "fd77:2::1/128" };
+    lab.server.execute("ip", &["route", "replace", forwarder, "dev", "s0", "initcwnd", "100"]).expect("route");
+    lab.forwarder.sysctl("net.ipv4.tcp_rmem", "4096 131072 131072").expect("sysctl");
+    let sizes: Sizes = Arc::new(lengths.iter().map(|n| (0, *n)).collect());
+    let to = SERVER.port(family, 7000);
+    let (asked, listener) = (sizes.clone(), lab.server.run(|| TcpListener::bind(to).expect("listen")));
+    let serving = lab.server.spawn(move || server(listener, asked, |_| true));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let count = Arc::new(Mutex::new(Count::default()));
+    let counted = count.clone();
+    let f = Forwarder::serving(&lab, proxy, OpenOptions::default(), move |splicer, mut client, _| {
+        let count = counted.clone();
+        async move {
+            let mut server = splicer.connect(to, &client).await.expect("connect");
+            let mut head = [0; HEAD];
+            while client.read_exact(&mut head).await.is_ok() {
+                server.write_all(&head).await.expect("head");
+                tokio::time::sleep(Duration::from_millis(10)).await; // a first window arrives
+                let length = u64::from(u32::from_be_bytes(head[4..].try_into().expect("four")));
+                let (message, info) = (Message::from_server(Some(length)), FlowInfo::new("message", to.to_string()));
+                let (left, policy) = (Leftovers::default(), Arc::new(at_once()));
+                let p = splicer.relay_message(&mut client, &mut server, left, policy, info, message).await;
+                assert_eq!((p.ended.how, p.missing), (EndReason::MessageRelayed, 0), "{:?}", p.ended);
+                let mut count = count.lock().expect("lock");
+                count.splices += p.ended.splices;
+                count.spliced += p.ended.spliced_down;
+            }
+            [client, server].into_iter().for_each(|leg| splicer.discard(leg));
+            count.lock().expect("lock").over = true;
+        }
+    });
+    let mut events = f.splicer.subscribe();
+    lab.client.spawn(move || client(proxy, sizes, 1)).join().expect("client");
+    serving.join().expect("server");
+    wait_for(PATIENCE, || count.lock().expect("lock").over.then_some(())).expect("the end");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("runtime");
+    let (mut commits, mut ended) = (0, 0);
+    while ended < lengths.len() {
+        match runtime.block_on(events.next()).expect("the engine lives").kind {
+            FlowEventKind::Spliced => commits += 1,
+            FlowEventKind::Ended(_) => ended += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(events.dropped(), 0);
+    (std::mem::take(&mut *count.lock().expect("lock")), commits)
 }

@@ -196,7 +196,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			unsplice_legs(&sc->t, &sc->other);
 		else
 			unsplice_direction(l, o);
-		tell(&sc->t, EVENT_TRIGGERED);
+		tell_all(&sc->t, 1 << EVENT_TRIGGERED | (woken ? AT_ONCE : 0));
 	}
 	if (!refuses(l, &sc->s))
 		heard(l, &sc->s, bpf_ktime_get_coarse_ns());
@@ -230,8 +230,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	/* Go back at once, so that the remaining acknowledgements announce the window of the local socket. */
 	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
 		unsplice_legs(&sc->t, &sc->other);
-	if (p->events) /* held segments wait for user space */
-		tell_all(&sc->t, p->events | (o && (l->flags | o->flags) & LEG_HOLD ? AT_ONCE : 0));
+	if (p->events) /* parked sockets and held segments wait for user space */
+		tell_all(&sc->t, p->events | (woken || (o && (l->flags | o->flags) & LEG_HOLD) ? AT_ONCE : 0));
 	if (step == STEP_DROP)
 		return p->dropped ? drop(p->dropped) : TCX_DROP;
 	if (p->plain)

@@ -64,8 +64,10 @@ static __always_inline int is_polled(void)
 }
 
 /* Events that can wait until user space reads the ring by itself, since no host waits for what it does then. After
- * EVENT_LIMIT_REACHED the next message may arrive at once. */
-#define CAN_WAIT (1 << EVENT_FORWARDING | 1 << EVENT_CONTROL | 1 << EVENT_CLOSED)
+ * EVENT_LIMIT_REACHED the next message may arrive at once, and after EVENT_TRIGGERED more data: these can wait in a drain, where
+ * the sockets wake user space up, but not if the sockets are parked (AT_ONCE). */
+#define CAN_WAIT \
+	(1 << EVENT_FORWARDING | 1 << EVENT_CONTROL | 1 << EVENT_TRIGGERED | 1 << EVENT_CLOSED | 1 << EVENT_LIMIT_REACHED)
 /* In the argument of tell_all(): no event of these can wait. */
 #define AT_ONCE 1
 

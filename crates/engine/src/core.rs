@@ -120,7 +120,8 @@ pub enum Event {
     /// Nothing more is to be read for now: both directions have ended, have
     /// drained to their limits, or have copied as much as was requested.
     Copied,
-    /// The receiver of a message has sent data, at which the message is to stop.
+    /// The receiver of a message has sent data, at which the message is to stop. In a drain, a host has sent data
+    /// that is left to us.
     Heard,
     /// The connection to this host has failed.
     Failed(Side),
@@ -309,10 +310,18 @@ impl Core {
         self.state == State::Copying || (self.state == State::Draining && !self.control().passed)
     }
 
+    /// Returns whether the driver must report when this host sends data that is left to us.
+    pub fn listens_to(&self, side: Side) -> bool {
+        let sends_message = self.message.as_ref().is_some_and(|m| m.from == side);
+        self.listens() && (!sends_message || self.state == State::Draining)
+    }
+
     /// Returns whether the driver must report when the receiver of the message sends data.
     pub fn listens(&self) -> bool {
         match self.state {
             State::Copying => self.message.as_ref().is_some_and(|m| m.until_receiver_speaks),
+            // what the hosts send next may be the first sign that the message has passed
+            State::Draining => self.message.is_some() && self.control().passed && !self.control().heard,
             State::Settling => !self.control().heard,
             _ => false,
         }
@@ -414,6 +423,7 @@ impl Core {
     /// Moves the sockets' positions by the bytes that were forwarded past them.
     fn took_back(&mut self, cx: &mut Context<'_>, at: &Switched) {
         cx.at.iter_mut().for_each(|at| at.shimmed = true);
+        self.control_mut().settled = at.is_local();
         for from in Side::BOTH.into_iter().filter(|from| at.was_forwarded[*from]) {
             let forwarded = self.advance(cx, from, at.bound64(from));
             let stream = &mut self.control_mut().streams[from];

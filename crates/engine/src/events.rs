@@ -25,7 +25,7 @@ pub struct FlowEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlowEventKind {
-    /// The flow is spliced: the kernel forwards it. Not announced if both hosts had closed by then.
+    /// The flow is spliced: the kernel forwards it. Not announced if both hosts had closed by then, or if a message had passed.
     Spliced,
     /// The flow is not spliced, or could not be taken back.
     Refused(Refusal),

@@ -172,13 +172,13 @@ impl Relay {
     /// Copies until an event occurs.
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
         self.legs.client.first = None; // it was not spliced at once: what has come is copied
-        let (state, receiver) = (self.core.state(), self.core.message_from().map(Side::other));
+        let state = self.core.state();
         for side in Side::BOTH.into_iter().filter(|_| state == State::Copying) {
             if self.legs[side].attend().is_err() {
                 return Event::Failed(side);
             }
         }
-        let (copies, listens) = (self.core.copies(), self.core.listens());
+        let (copies, listens) = (self.core.copies(), Pair::from_fn(|side| self.core.listens_to(side)));
         let most = if copies { self.core.most() } else { 0 };
         let mut fails = pin!(self.receiver_fails());
         let rest = self.core.timer().map(|at| at.saturating_sub(monotonic()));
@@ -193,7 +193,7 @@ impl Relay {
             c = order(orders), if core.takes_commands() => Event::Command(c),
             side = &mut fails => Event::Failed(side),
             event = poll_fn(|cx| {
-                if listens && receiver.is_some_and(|receiver| legs[receiver].poll_heard(cx).is_ready()) {
+                if Side::BOTH.into_iter().any(|side| listens[side] && legs[side].poll_heard(cx).is_ready()) {
                     return Poll::Ready(Event::Heard);
                 }
                 if !copies {

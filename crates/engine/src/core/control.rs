@@ -22,6 +22,12 @@ use std::time::Duration;
 const COUNT_EVERY: Duration = Duration::from_millis(250);
 /// Interval at which phases are polled during a drain, because events are lost when their ring is full.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Time after the freeze of a message until its commit. Most messages have passed by then, and the general way of the data path
+/// costs them less than it takes to park the sockets, to wake the keeper up and to take the flow back.
+pub(super) const COMMIT_AFTER: Duration = Duration::from_millis(2);
+/// Bytes left of a message for which a commit does not pay, even if all segments are small: some 180 of them. It is committed
+/// after [`LOOK_EVERY`], so that nobody waits for a slow receiver.
+pub(super) const SHORT_REST: u64 = 256 * 1024;
 /// Time until the next attempt, if an earlier switch may not be over or the windows may not fit yet.
 const AGAIN: Duration = Duration::from_millis(5);
 /// Minimum time until the next look at a path on which a splice would have slowed a transfer down.
@@ -70,11 +76,15 @@ pub(super) struct Control {
     tick_at: Time,
     /// While draining: nothing is left to be copied.
     pub passed: bool,
+    /// While draining: the earliest time of a commit.
+    commit_at: Time,
     /// The end of the present wait, and the next look.
     pub until: Time,
     pub look_at: Time,
-    /// The receiver of the message has sent data.
+    /// The receiver of the message has sent data, or, in a drain, one of the hosts.
     pub heard: bool,
+    /// The unsplice found that everything is acknowledged.
+    pub settled: bool,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
 }
@@ -128,9 +138,11 @@ impl Control {
             counts: false,
             tick_at: Time::ZERO,
             passed: false,
+            commit_at: Time::ZERO,
             until: Time::ZERO,
             look_at: Time::ZERO,
             heard: false,
+            settled: false,
             then: None,
         }
     }
@@ -448,7 +460,8 @@ impl Core {
         self.state = State::Draining;
         let control = self.control.as_mut().expect("not forwarded");
         (control.again, control.tries, control.wanted) = (None, 0, false);
-        (control.passed, control.until) = (false, cx.now + cx.policy.drain_limit);
+        (control.passed, control.heard, control.settled) = (false, false, false);
+        (control.commit_at, control.until) = (cx.now, cx.now + cx.policy.drain_limit);
         for from in Side::BOTH {
             control.streams[from].drain(frozen.pending[from], frozen.fin[from]);
         }
@@ -461,6 +474,10 @@ impl Core {
             if frozen.bound[m.from] >= m.goal {
                 self.stay = true;
                 return self.unsplice(None, None);
+            }
+            if !cx.policy.hold {
+                let rest = m.goal - frozen.bound[m.from];
+                control.commit_at += if rest <= SHORT_REST { LOOK_EVERY } else { COMMIT_AFTER };
             }
         }
         if !self.can_fit(cx, &frozen.at) {
@@ -485,7 +502,14 @@ impl Core {
             Event::Committed(Err(SwitchError::Closing)) => self.unsplice(None, None), // a reset: its answer says whose
             Event::Committed(Err(error)) => self.undrained(cx, error.into()),
             Event::Copied => {
-                self.control_mut().passed = true;
+                let control = self.control_mut();
+                control.passed = true;
+                // an event reports what else happens before the commit
+                if cx.now < control.commit_at { Action::Wait } else { Action::Look }
+            }
+            Event::Heard if self.message.is_some() => {
+                // the next message: this one has probably passed
+                self.control_mut().heard = true;
                 Action::Look
             }
             Event::Told | Event::Timer => Action::Look,
@@ -514,8 +538,9 @@ impl Core {
 
     /// Returns the sizes of [`Action::Commit`] if a commit may be tried in place of the next look: all bytes before the bounds are
     /// passed on, and only their acknowledgement may be missing. `at`: what was found last.
-    pub fn may_commit(&self, policy: &Policy, legs: Pair<&Tuple>, at: &Switched) -> Option<Pair<u32>> {
+    pub fn may_commit(&self, now: Time, policy: &Policy, legs: Pair<&Tuple>, at: &Switched) -> Option<Pair<u32>> {
         let may = self.state == State::Draining && self.control().passed && !policy.hold;
+        let may = may && now >= self.control().commit_at;
         may.then(|| at.most(legs, self.control().mtu))
     }
 
@@ -532,6 +557,10 @@ impl Core {
             }
             if self.is_closed(&at) {
                 return self.closed(cx);
+            }
+            if cx.now < self.control().commit_at {
+                self.control_mut().look_at = self.control().commit_at;
+                return Action::Wait;
             }
             let most = at.most(cx.legs.each_ref(), self.control().mtu);
             return Action::Commit { at, most };
@@ -601,7 +630,7 @@ impl Core {
     fn finish(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
         let (state, patience) = match self.message {
-            Some(_) if cx.at.client.shimmed => (State::Settling, cx.policy.idle_limit),
+            Some(_) if cx.at.client.shimmed && !self.control().settled => (State::Settling, cx.policy.idle_limit),
             Some(_) => return self.end(cx, EndReason::MessageRelayed),
             None if self.fin_past => (State::Closing, CLOSING),
             None => return self.end(cx, EndReason::Closed),

@@ -1,4 +1,4 @@
-use super::*;
+use super::{control::LOOK_EVERY, *};
 use crate::types::{PathRule, SpliceWhen, Trigger};
 use longsplice_datapath::{EventKind, Phase};
 
@@ -53,6 +53,7 @@ impl Flow {
         assert!(matches!(self.on(Event::Attended(true)), Action::Measure));
         assert!(matches!(self.measured(), Action::Freeze { .. }));
         assert!(matches!(self.frozen(), Action::Wait));
+        self.now += LOOK_EVERY; // the commit of a short message is put off
         assert!(matches!(self.drained(), Action::Commit { .. }));
         assert!(matches!(self.on(Event::Committed(Ok(Box::default()))), Action::Keep));
         self

@@ -10,7 +10,7 @@ use crate::{
 };
 use longsplice_datapath::{
     Commit, CommitOptions, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched,
-    Tuple,
+    Tuple, monotonic,
 };
 use std::time::Duration;
 
@@ -154,9 +154,10 @@ impl Relay {
 
     /// Looks at both legs. Commits in the same call if the drain may be over.
     fn look(&mut self) -> Event {
-        let tuples = self.tuples();
+        let (now, tuples) = (monotonic(), self.tuples());
         let seen = self.seen.take().filter(|at| at.has_plain_hops());
-        let tries = seen.and_then(|at| Some((self.core.may_commit(&self.flow().policy, tuples.each_ref(), &at)?, at)));
+        let tries =
+            seen.and_then(|at| Some((self.core.may_commit(now, &self.flow().policy, tuples.each_ref(), &at)?, at)));
         match tries {
             Some((most, at)) => self.commit(&at, most),
             None => self.looked(self.datapath().look(tuples.each_ref()).map(Box::new)),
@@ -214,10 +215,10 @@ impl Relay {
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
         self.legs.iter_mut().for_each(Leg::relax);
         let tuples = self.tuples();
-        let paths = self.datapath().paths_of(tuples.each_ref());
+        let paths = away.and_then(|_| self.datapath().paths_of(tuples.each_ref())); // a drain has none
         let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
         let is_back = paths.as_ref().is_some_and(|p| p.iter().all(|p| p.flags & PathFlags::SPLICED == 0));
-        let promised = paths.filter(|_| away.is_some()).map(|p| Pair::new(p.server.window(), p.client.window()));
+        let promised = paths.map(|p| Pair::new(p.server.window(), p.client.window()));
         if !is_back {
             self.make_room(promised, None);
         }

@@ -8,7 +8,8 @@ fn drained(policy: Policy) -> (Flow, [bool; 2]) {
     flow.on(Event::Attended(true));
     flow.measured();
     let leg = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
-    let may = |flow: &Flow| flow.core.may_commit(&flow.policy, Pair::both(&leg), &Switched::default()).is_some();
+    let may =
+        |flow: &Flow| flow.core.may_commit(flow.now, &flow.policy, Pair::both(&leg), &Switched::default()).is_some();
     flow.frozen();
     let before = may(&flow);
     assert!(matches!(flow.on(Event::Copied), Action::Look));

@@ -1,6 +1,7 @@
 //! Flows that relay one message.
 
 use super::*;
+use crate::core::control::{COMMIT_AFTER, SHORT_REST};
 
 #[test]
 fn a_message_is_spliced_up_to_its_end() {
@@ -31,14 +32,15 @@ fn a_message_is_spliced_up_to_its_end() {
     assert!(matches!(passed(19_999), Action::Wait), "the event came too early");
     assert!(matches!(passed(20_000), Action::Unsplice { .. }));
     let (end, bound) = (Pair::new(0, 20_000), Pair::new(0, 20_000));
-    let at = Switched { end, bound, was_forwarded: Pair::new(false, true), ..Switched::default() };
+    let phase = Pair::new(Phase::Local, Phase::ToLocal);
+    let at = Switched { phase, end, bound, was_forwarded: Pair::new(false, true), ..Switched::default() };
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { .. }));
     // the legs part only when everything is acknowledged
     assert!(matches!(flow.on(Event::Copied), Action::Look));
-    let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..Switched::default() };
+    let at = Switched { phase, ..Switched::default() };
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Wait));
-    assert!(flow.core.listens());
+    assert!(flow.core.listens_to(Side::Client) && !flow.core.listens_to(Side::Server));
     assert!(matches!(flow.on(Event::Heard), Action::Look));
     assert!(!flow.core.listens(), "once is enough");
     ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::MessageRelayed, false);
@@ -120,6 +122,7 @@ fn a_message_that_passes_before_its_commit_was_spliced() {
         assert!(matches!(flow.measured(), Action::Freeze { .. }));
         assert!(matches!(flow.frozen(), Action::Wait));
         flow.on(Event::Copied);
+        flow.now += COMMIT_AFTER;
         assert!(matches!(flow.drained(), Action::Commit { .. }));
         assert!(matches!(flow.on(Event::Committed(Err(error))), Action::Unsplice { away: None }));
         assert_eq!((flow.shown.splices, flow.shown.refusal), (1, None));
@@ -133,6 +136,72 @@ fn a_message_that_passes_before_its_commit_was_spliced() {
         let at = Switched { end: Pair::new(0, end), ..Switched::default() };
         assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Unsplice { away: None }));
         assert_eq!((flow.shown.splices, flow.shown.refusal), (splices, None));
+    }
+}
+
+/// A message whose bytes before the bound were passed on, and what the look after that finds.
+fn nearly_passed(bytes: u64) -> (Flow, Action, Action) {
+    let mut flow =
+        Flow::new(Policy { when: SpliceWhen::AtOnce, ..Policy::default() }, Some(Message::from_server(Some(bytes))));
+    flow.on(Event::Attended(true));
+    flow.measured();
+    assert!(matches!(flow.frozen(), Action::Wait));
+    assert!(!flow.core.listens(), "not before the drain is over");
+    let (copied, looked) = (flow.on(Event::Copied), flow.drained());
+    (flow, copied, looked)
+}
+
+/// It has probably passed before it would be worth parking the sockets.
+#[test]
+fn the_commit_of_a_message_is_put_off() {
+    let leg = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
+    let may =
+        |flow: &Flow| flow.core.may_commit(flow.now, &flow.policy, Pair::both(&leg), &Switched::default()).is_some();
+    for (bytes, after) in [(SHORT_REST, LOOK_EVERY), (SHORT_REST + 1, COMMIT_AFTER)] {
+        let (mut flow, copied, looked) = nearly_passed(bytes);
+        assert!(matches!((copied, looked), (Action::Wait, Action::Wait)) && !may(&flow));
+        assert_eq!(flow.core.timer(), Some(flow.now + after));
+        flow.now += after;
+        assert!(may(&flow) && matches!(flow.on(Event::Timer), Action::Look));
+        assert!(matches!(flow.drained(), Action::Commit { .. }));
+    }
+}
+
+/// Nobody has to be woken up for the end of a message where the next one, or its next chunk, reaches a socket that is not parked.
+#[test]
+fn the_next_bytes_show_that_a_message_has_passed() {
+    let found = |end| {
+        let phase = Pair::new(Phase::Local, Phase::Forwarding);
+        Event::Looked(Ok(Box::new(Switched { phase, end: Pair::new(0, end), ..Switched::default() })))
+    };
+    let (mut flow, ..) = nearly_passed(20_000);
+    assert!(flow.core.listens_to(Side::Client) && flow.core.listens_to(Side::Server));
+    assert!(matches!(flow.on(Event::Heard), Action::Look));
+    assert!(!flow.core.listens(), "once is enough");
+    assert!(matches!(flow.on(found(20_000)), Action::Unsplice { away: None }));
+    assert_eq!((flow.shown.splices, flow.shown.refusal), (1, None));
+    // the look has found that it is not over, but a splice cannot go on without the receiver's direction
+    let (mut flow, ..) = nearly_passed(20_000);
+    flow.on(Event::Heard);
+    assert!(matches!(flow.on(found(19_999)), Action::Unsplice { away: None }));
+    assert_eq!(flow.shown.splices, 0);
+}
+
+/// The unsplice tells whether everything is acknowledged: no look is needed after it.
+#[test]
+fn legs_part_at_once_if_everything_is_acknowledged() {
+    for phase in [Phase::Local, Phase::ToLocal] {
+        let (mut flow, ..) = nearly_passed(20_000);
+        let (end, bound) = (Pair::new(0, 20_000), Pair::new(0, 20_000));
+        let at = Switched { end, phase: Pair::both(Phase::Forwarding), ..Switched::default() };
+        flow.on(Event::Looked(Ok(Box::new(at))));
+        let phase = Pair::new(Phase::Local, phase);
+        let at = Switched { phase, end, bound, was_forwarded: Pair::both(true), ..Switched::default() };
+        assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
+        flow.on(Event::Attended(true));
+        let action = flow.on(Event::Copied);
+        assert_eq!(is_end(&action, EndReason::MessageRelayed, false), at.is_local(), "{action:?}");
+        assert_eq!(matches!(action, Action::Look), !at.is_local());
     }
 }
 
@@ -195,6 +264,7 @@ fn bytes_of_a_message_that_were_copied_before_its_splice_count() {
     flow.measured();
     flow.frozen();
     flow.copy(Side::Server, 1000);
+    flow.now += LOOK_EVERY;
     assert!(matches!(flow.drained(), Action::Commit { .. }));
     flow.on(Event::Committed(Ok(Box::default())));
     flow.see(Why::Told(EventKind::Triggered));
