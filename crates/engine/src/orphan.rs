@@ -66,9 +66,10 @@ impl Orphan {
                     Event::Legs { at: d.look(legs).ok().map(Box::new), heard }
                 }
                 Action::Commit(at) => {
-                    let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), CommitOptions::default());
+                    let options = CommitOptions { in_time: true, ..CommitOptions::default() };
+                    let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), options);
                     if let Err(error) = &committed
-                        && *error != SwitchError::Busy
+                        && ![SwitchError::Busy, SwitchError::Short].contains(error)
                     {
                         tracing::warn!(leg = ?legs.client, %error, "a flow of an earlier process could not be committed");
                     }
@@ -76,7 +77,7 @@ impl Orphan {
                 }
                 Action::Unsplice => {
                     let back = d.unsplice(legs);
-                    tracing::debug!(leg = ?legs.client, ?back, "the drain of an earlier process has stopped");
+                    tracing::debug!(leg = ?legs.client, ?back, "the drain of an earlier process has ended");
                     Event::Unspliced
                 }
                 Action::Done(found) => {

@@ -495,6 +495,67 @@ fn killed_in_the_midst_of_a_body() {
     }
 }
 
+/// A body whose splice is not committed yet is forwarded past sockets that are not parked. The kernel closes these: no byte is
+/// wrong up to the end, both hosts are told at once, and nothing is left.
+#[test]
+#[ignore = "root"]
+fn killed_before_a_body_is_committed() {
+    const BODY: usize = 200_000;
+    const PIECE: usize = 10_000;
+    for seed in 700..712 {
+        let round = Round::new(seed);
+        let (front, server) = (round.front(3128), SERVER.port(round.family, PORT));
+        let http = || {
+            let arguments = ["--http", &front.to_string(), "--splice", "at-once"];
+            Running::start(round.lab.forwarder.command(LONGSPLICE), None, &arguments, &[])
+        };
+        let mut first = http();
+        let listener = round.lab.server.run(|| TcpListener::bind(server).unwrap());
+        let serving = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            read_head(&mut stream);
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+            for at in (0..BODY).step_by(PIECE) {
+                stream.write_all(&pattern_at(seed, at, PIECE)).map_err(|e| e.kind())?;
+                thread::sleep(Duration::from_millis(4));
+            }
+            stream.read(&mut [0]).map_err(|e| e.kind())
+        });
+        let mut client = round.lab.client.run(|| connect(front));
+        client.set_read_timeout(Some(DEADLINE)).unwrap();
+        write!(client, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
+        read_head(&mut client);
+        let (mut got, mut buffer, mut second) = (Vec::new(), vec![0; PIECE], None);
+        let end = loop {
+            match client.read(&mut buffer) {
+                Ok(n @ 1..) => got.extend_from_slice(&buffer[..n]),
+                end => break end.map_err(|e| e.kind()),
+            }
+            // whatever is forwarded goes on without a process; the next one tells the hosts
+            let is_over = got.len() == BODY;
+            if got.len() >= (seed as usize % 6 + 1) * PIECE && second.is_none() {
+                first.kill();
+                second = (is_over || seed % 2 == 0).then(http);
+            } else if is_over && second.is_none() {
+                second = Some(http());
+            }
+        };
+        let over = |end: Result<usize, ErrorKind>| {
+            matches!(end, Ok(0) | Err(ErrorKind::ConnectionReset | ErrorKind::BrokenPipe))
+        };
+        assert!(got == pattern_at(seed, 0, got.len()) && over(end), "{seed}: {} bytes, {end:?}", got.len());
+        let served = serving.join().unwrap();
+        assert!(over(served), "{seed}: {served:?}");
+        eprintln!("{seed}: {} bytes, {end:?}, {served:?}", got.len());
+        let mut second = second.unwrap_or_else(http);
+        eventually("it is not listed any more", || only_flow(&second).is_none().then_some(()));
+        second.signal(Signal::SIGTERM);
+        assert!(second.wait().success(), "{}", second.messages());
+        round.nothing_left();
+    }
+}
+
 fn pattern_at(seed: u64, at: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     pattern::fill(seed, at as u64, &mut bytes);

@@ -7,6 +7,7 @@
 //! | over: both ends are acknowledged, or a host has reset it | [`Found::Over`] |
 //! | draining: the kernel has its sockets, and sends what they hold | [`Found::Live`], and committed when it has drained |
 //! | draining, but both hosts have been silent for a minute | taken back: [`Found::Deserted`] |
+//! | draining, and its message has passed | taken back: [`Found::Live`] until all is acknowledged |
 //! | reset or in control mode | [`Found::Deserted`] |
 //! | removed | [`Found::Gone`] |
 
@@ -67,12 +68,14 @@ pub struct Watch {
     fingerprint: Pair<(u16, u32, u32)>,
     /// When the fingerprint was first seen.
     since: Time,
+    /// Its message had passed before it could be committed.
+    passed: bool,
 }
 
 impl Watch {
     /// Begins to watch a flow at `now`.
     pub fn new(now: Time) -> Watch {
-        Watch { state: FlowState::Released, fingerprint: Pair::default(), since: now }
+        Watch { state: FlowState::Released, fingerprint: Pair::default(), since: now, passed: false }
     }
 
     /// Returns the state to be shown.
@@ -95,13 +98,18 @@ impl Watch {
             }
             // the data path has taken it back just now
             Event::Committed(Err(SwitchError::Busy)) => Action::Done(Found::Live),
+            // no segment will reach its limit, at which the data path would take it back
+            Event::Committed(Err(SwitchError::Short)) => {
+                self.passed = true;
+                Action::Unsplice
+            }
+            Event::Unspliced if self.passed => Action::Done(Found::Live),
             Event::Committed(Err(
                 SwitchError::Untracked
                 | SwitchError::Closing
                 | SwitchError::Fragments
                 | SwitchError::Mismatch
                 | SwitchError::Full
-                | SwitchError::Short
                 | SwitchError::Window
                 | SwitchError::Silent
                 | SwitchError::Run(_),
@@ -224,6 +232,16 @@ mod tests {
         assert_eq!(found(&watch.on(NOW, IDLE, Event::Committed(Err(SwitchError::Full)))), Some(Found::Deserted));
         assert_eq!(found(&watch.on(NOW, IDLE, Event::Committed(Ok(())))), Some(Found::Live));
         assert_eq!(watch.state(), FlowState::Released);
+    }
+
+    #[test]
+    fn a_message_that_has_passed_is_acknowledged_before_its_hosts_are_told() {
+        let mut watch = Watch::new(NOW);
+        watch.on(NOW, IDLE, legs(Phase::Forwarding, 0, NOW));
+        assert!(matches!(watch.on(NOW, IDLE, Event::Committed(Err(SwitchError::Short))), Action::Unsplice));
+        assert_eq!(found(&watch.on(NOW, IDLE, Event::Unspliced)), Some(Found::Live));
+        assert_eq!(found(&watch.on(NOW, IDLE, legs(Phase::ToLocal, 0, NOW))), Some(Found::Live));
+        assert_eq!(found(&watch.on(NOW, IDLE, legs(Phase::Local, 0, NOW))), Some(Found::Deserted));
     }
 
     #[test]
