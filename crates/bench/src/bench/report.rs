@@ -174,13 +174,14 @@ pub fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>
 
 /// Table II of the paper.
 fn segments(s: &Summary, rounds: &str) -> String {
-    let columns = segment::BYTES.into_iter().flat_map(|bytes| {
-        let what = Subject::Segment { bytes }.label();
+    let subjects = s.subjects(Kind::Segment);
+    let columns = subjects.iter().flat_map(|subject| {
+        let what = subject.label();
         [format!("{what}, us"), "to IP forwarding".to_owned(), "forwarder alone, us".to_owned(), "speedup".to_owned()]
     });
     let rows = s.variants(Kind::Segment).into_iter().map(|v| {
-        let cells = segment::BYTES.into_iter().flat_map(|bytes| {
-            let line = s.line(Subject::Segment { bytes }, v);
+        let cells = subjects.iter().flat_map(|subject| {
+            let line = s.line(*subject, v);
             let of = |of: &dyn Fn(&Line) -> Option<String>| line.and_then(of).unwrap_or_default();
             [
                 of(&|l| Some(l.subject.number(l.value.median))),

@@ -34,17 +34,18 @@ const ROUTERS: [Variant; 5] = [Variant::Direct, Variant::IpForward, Variant::Fil
 
 /// Measures both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
-    cases(bench, &[&ROUTERS[..], &Variant::PROXIES].concat())
+    cases(bench, &BYTES, &[&ROUTERS[..], &Variant::PROXIES].concat())
 }
 
-/// The same with these variants.
-pub fn cases(bench: &Bench, variants: &[Variant]) -> Result<Vec<Case>> {
+/// Measures these sizes with these variants.
+pub fn cases(bench: &Bench, sizes: &[u64], variants: &[Variant]) -> Result<Vec<Case>> {
     on_one_cpu(|| {
         let venues = bench.venues(variants, Packets::Large)?;
-        let case = |bytes| {
-            bench.rounds(Subject::Segment { bytes }, variants, |v| run(venues.of(v)?, bytes as usize, bench.seconds))
+        let case = |bytes: &u64| {
+            let subject = Subject::Segment { bytes: *bytes };
+            bench.rounds(subject, variants, |v| run(venues.of(v)?, *bytes as usize, bench.seconds))
         };
-        BYTES.into_iter().map(case).collect()
+        sizes.iter().map(case).collect()
     })
 }
 

@@ -40,6 +40,8 @@ pub struct TpotResults {
     pub costs: Summary,
 }
 
+/// Bytes of the segments whose costs are compared. The larger one fits the MTU with the headers of a tunnel.
+const SEGMENTS: [u64; 2] = [1, 1400];
 /// Ways of forwarding whose costs are compared.
 const COMPARED: [Variant; 6] = [
     Variant::Direct,
@@ -59,7 +61,7 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<TpotResults> {
     }
     let mut costs = Summary::default();
     if args.wants(WanPart::Costs) {
-        let mut cases = segment::cases(bench, &COMPARED)?;
+        let mut cases = segment::cases(bench, &SEGMENTS, &COMPARED)?;
         cases.push(rate::case(bench, 1, &COMPARED[1..])?);
         costs = Summary::of(&cases);
     }
