@@ -105,7 +105,7 @@ pub struct RunArgs {
     /// repeated.
     ///
     /// CONNECT tunnels are spliced like other connections. Other requests of one client may go to different servers, so
-    /// bodies from 1 MB on (or longer ones, if --splice says so) are spliced one by one, and the rest is copied. Reverse
+    /// bodies from 512 KB on (or longer ones, if --splice says so) are spliced one by one, and the rest is copied. Reverse
     /// proxies, filters and caches need a configuration file.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
@@ -602,8 +602,8 @@ mod tests {
         let help = command.find_subcommand_mut("run").unwrap().render_long_help().to_string();
         let texts = [&help, MAN_TAIL, include_str!("../../../README.md"), include_str!("../../../docs/bench.md")];
         let [help, man, readme, bench] = texts.map(|t| t.split_whitespace().collect::<Vec<_>>().join(" "));
-        let (bytes, body) = (Policy::PAYS_FROM, format!("bodies from {} MB on", Http::BODY_PAYS_FROM >> 20));
-        assert_eq!((bytes % 1024, Http::BODY_PAYS_FROM % (1 << 20)), (0, 0));
+        let (bytes, body) = (Policy::PAYS_FROM, format!("bodies from {} KB on", Http::BODY_PAYS_FROM >> 10));
+        assert_eq!((bytes % 1024, Http::BODY_PAYS_FROM % 1024), (0, 0));
         assert!(help.contains(&format!("[default: {bytes},")) && help.contains(&body), "{help}");
         assert!(man.contains(&format!("spliced after {} KiB:", bytes >> 10)), "{man}");
         assert!(readme.contains(&format!("(WebSocket) and {body}")), "{body}");

@@ -39,7 +39,7 @@ pub fn tell(story: &Story) -> Result<()> {
     let files = Files::make(&[&sizes[..], &[LARGE]].concat())?;
     let site = Site::set(Variant::Default, &["--access-log", LOG, "--log-format", "json"], &files)?;
     story.say(&format!("nginx serves files of 0 to {} at two addresses", longsplice::bytes(LARGE)));
-    story.say("longsplice run --config FILE: one site, both servers in turn, bodies spliced from 1 MB on");
+    story.say("longsplice run --config FILE: one site, both servers in turn, bodies spliced from 512 KB on");
     story.say(&format!("{REQUESTS} requests over {CONNECTIONS} connections, every byte of every reply compared"));
     let load = Load::start(&site, plan());
     let mut control = Client::connect(Some(&site.control()))?;

@@ -738,7 +738,7 @@ fn the_page_has_the_right_defaults() {
     assert_eq!(policy.path, PathRule::Within { rtt_ratio: PathRule::RTT_RATIO, loss: PathRule::LOSS });
     let stands = format!("`\"auto\"` stands for {} and {}.", PathRule::RTT_RATIO, PathRule::LOSS);
     assert!(row("Policy", "path")[4].contains(&stands), "{stands}");
-    assert!(PAGE.contains(&format!("bodies from {} MB on", Http::BODY_PAYS_FROM >> 20)));
+    assert!(PAGE.contains(&format!("bodies from {} KB on", Http::BODY_PAYS_FROM >> 10)));
     for maximum in [
         format!("| cost {BCRYPT_COST_MAX} |"),
         format!("| {SHA_ROUNDS_MAX} rounds |"),
