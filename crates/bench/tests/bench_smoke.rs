@@ -245,7 +245,8 @@ fn tpot_smoke() {
     let rows = kept["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 8, "{kept}");
     for what in ["segment", "rate"] {
-        let lines = kept["costs"]["lines"].as_array().unwrap().iter().filter(|line| line["subject"]["what"] == what);
+        let lines =
+            kept["costs"]["summary"]["lines"].as_array().unwrap().iter().filter(|line| line["subject"]["what"] == what);
         let spliced: Vec<_> = lines.map(|line| (line["variant"].as_str().unwrap(), &line["spliced"])).collect();
         for variant in ["ip-forward", "beside-tpot", "copy-tpot", "spliced-tpot", "spliced-tpot-udp"] {
             assert!(spliced.iter().any(|(v, _)| *v == variant), "{variant}: {spliced:?}");

@@ -51,9 +51,6 @@ fn cpu_with_ratio(digits: usize) -> impl Fn(&Line) -> String {
 
 /// What segments and connections cost.
 pub fn costs(s: &Summary, rounds: usize) -> String {
-    if s.lines.is_empty() {
-        return String::new();
-    }
     let rounds = format!("median of {rounds} rounds, and spread");
     segments(s, &rounds) + &rates(s, &format!("and the ratio to IP forwarding ({rounds})"))
 }

@@ -36,8 +36,18 @@ pub struct TpotResults {
     /// The cells.
     pub rows: Vec<Row>,
     /// What a connection and a segment cost, without delays.
-    #[serde(default)]
-    pub costs: Summary,
+    pub costs: Option<Costs>,
+}
+
+/// What a connection and a segment cost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Costs {
+    /// Day in UTC: cells take longer, and may have been measured on another one.
+    pub date: String,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// Medians.
+    pub summary: Summary,
 }
 
 /// Bytes of the segments whose costs are compared. The larger one fits the MTU with the headers of a tunnel.
@@ -59,11 +69,11 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<TpotResults> {
         let venues = wan::venues(Middle::TPOT, Shape::TwoForwarders)?;
         rows = wan::rows(bench, "tpot", &venues, args.chosen().unwrap_or_else(selection))?;
     }
-    let mut costs = Summary::default();
+    let mut costs = None;
     if args.wants(WanPart::Costs) {
         let mut cases = segment::cases(bench, &SEGMENTS, &COMPARED)?;
         cases.push(rate::case(bench, 1, &COMPARED[1..])?);
-        costs = Summary::of(&cases);
+        costs = Some(Costs { date: today(), rounds: bench.rounds, summary: Summary::of(&cases) });
     }
     Ok(TpotResults { format: FORMAT, date: today(), machine: Machine::here(), rounds: bench.rounds, rows, costs })
 }
@@ -100,7 +110,9 @@ impl TpotResults {
             self.rounds
         );
         let cells = if self.rows.is_empty() { String::new() } else { wan::tables(&self.rows, &times) };
-        let costs = report::costs(&self.costs, self.rounds);
+        let costs = self.costs.as_ref().map_or_else(String::new, |costs| {
+            format!("### Costs, measured on {}\n\n{}", costs.date, report::costs(&costs.summary, costs.rounds))
+        });
         format!("{head}\n\n{}.\n\n{cells}{costs}", report::machine(&self.machine))
     }
 }
