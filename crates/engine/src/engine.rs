@@ -95,8 +95,8 @@ impl Engine {
     /// Returns why a flow of these legs can never be spliced, as far as this is known before an attempt.
     pub fn obstacle(&self, client: &Leg, server: &Leg) -> Option<Refusal> {
         let legs = Pair::new(client.tuple(), server.tuple());
-        let known = self.refusal().or(client.refusal()).or(server.refusal());
-        known.or_else(|| legs.iter().any(is_loopback).then_some(Refusal::Loopback)).or_else(|| {
+        let loopback = || legs.iter().any(is_loopback).then_some(Refusal::Loopback);
+        self.refusal().or_else(loopback).or(client.refusal()).or(server.refusal()).or_else(|| {
             client.hops?; // it is in no tunnel
             lock(&self.tunnels).upgrade()?.differ(&legs).then_some(Refusal::Tunnels)
         })

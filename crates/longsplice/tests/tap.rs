@@ -206,7 +206,8 @@ fn s19_nothing_looks_whole_on_a_full_disk() {
             let (named, part) = eventually("its end", || {
                 let [named, part] = ["", ".part"].map(|more| files(&taps, &format!("{name}{more}")).pop());
                 let length = named.as_ref().or(part.as_ref())?.metadata().ok()?.len();
-                (length == 2 * body.len() as u64).then_some((named, part))
+                // it gets its name a moment after its last byte
+                (length == 2 * body.len() as u64 && named.is_some() == room_after).then_some((named, part))
             });
             assert_eq!((named.is_some(), part.is_some()), (room_after, !room_after), "{name}");
             let Some(named) = named else {
