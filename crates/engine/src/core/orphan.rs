@@ -14,7 +14,7 @@
 use super::{Time, was_reset};
 use crate::{lingering::LINGER, types::FlowState};
 use longsplice_datapath::{Pair, PathFlags, PathView, SwitchError, Switched};
-use std::time::Duration;
+use std::{mem::take, time::Duration};
 
 /// What a look at an orphan shows, and the answers to actions.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub struct Watch {
     fingerprint: Pair<(u16, u32, u32)>,
     /// When the fingerprint was first seen.
     since: Time,
-    /// Its message had passed before it could be committed.
+    /// Its message had passed before it could be committed: it is taken back.
     passed: bool,
 }
 
@@ -103,7 +103,7 @@ impl Watch {
                 self.passed = true;
                 Action::Unsplice
             }
-            Event::Unspliced if self.passed => Action::Done(Found::Live),
+            Event::Unspliced if take(&mut self.passed) => Action::Done(Found::Live),
             Event::Committed(Err(
                 SwitchError::Untracked
                 | SwitchError::Closing
@@ -241,7 +241,11 @@ mod tests {
         assert!(matches!(watch.on(NOW, IDLE, Event::Committed(Err(SwitchError::Short))), Action::Unsplice));
         assert_eq!(found(&watch.on(NOW, IDLE, Event::Unspliced)), Some(Found::Live));
         assert_eq!(found(&watch.on(NOW, IDLE, legs(Phase::ToLocal, 0, NOW))), Some(Found::Live));
-        assert_eq!(found(&watch.on(NOW, IDLE, legs(Phase::Local, 0, NOW))), Some(Found::Deserted));
+        assert_eq!(found(&watch.clone().on(NOW, IDLE, legs(Phase::Local, 0, NOW))), Some(Found::Deserted));
+        // unless nobody acknowledges it
+        let silent = legs(Phase::ToLocal, 0, NOW - Duration::from_secs(61));
+        assert!(matches!(watch.on(NOW, IDLE, silent), Action::Unsplice));
+        assert_eq!(found(&watch.on(NOW, IDLE, Event::Unspliced)), Some(Found::Deserted));
     }
 
     #[test]
