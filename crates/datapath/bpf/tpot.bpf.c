@@ -257,7 +257,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	int r, answers, taken = 0, cookie = 0, udp = outer->proto == IPPROTO_UDP;
 	__u32 listener = 0;
 
-	if (!parse(skb, &in, outer->inner, outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
+	if (!parse(skb, &in, inner_at(outer), outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		goto unproven;
 	answers = (in.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &in.t);
@@ -295,7 +295,7 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 			like.role = TPOT_ASKER;
 			like.flags = udp ? TPOT_UDP : 0;
 			if (udp && (syn->asked > 1 || !(syn->udp & TPOT_WANT_UDP)))
-				learn(in.t.remote, TPOT_IN_UDP);
+				learn((void *)in.t.remote, TPOT_IN_UDP);
 			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, &like))
 				return drop(T_FAILED);
 		}
@@ -432,7 +432,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
 		syn->answered = 1;
 		if (syn->bare) /* something on the path drops segments with the option */
-			learn(p.t.remote, TPOT_BARE);
+			learn((void *)p.t.remote, TPOT_BARE);
 	}
 	return TCX_NEXT;
 }

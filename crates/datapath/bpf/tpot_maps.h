@@ -106,12 +106,12 @@ static __always_inline __u64 now(void)
 	return bpf_ktime_get_coarse_ns();
 }
 
-/* Remember something about a destination. */
-static __always_inline void learn(const __u32 *destination, __u32 what)
+/* Remember something about a destination. Not inlined, to spare the caller's stack. */
+__noinline int learn(const struct tpot_address *destination, __u32 what)
 {
 	struct tpot_known known = { .at = now(), .what = what };
 
-	bpf_map_update_elem(&tpot_known, destination, &known, BPF_ANY);
+	return destination && bpf_map_update_elem(&tpot_known, destination, &known, BPF_ANY);
 }
 
 /* What is known about a destination: enum tpot_knowledge; 0: nothing. */

@@ -59,7 +59,6 @@ struct {
 struct packet {
 	struct tuple t;
 	__u32 l3, l4;  /* offsets from the frame's start, bytes */
-	__u32 inner;   /* the same, of the tunnelled packet */
 	__u32 l3_len;  /* IP header, bytes */
 	__u8 v6, proto, tos, flags, doff; /* doff: bytes */
 	__u32 seq, ack;
@@ -83,17 +82,23 @@ static __always_inline __u32 tunnel_len(int v6, int udp)
 	return (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + (udp ? sizeof(struct udphdr) : 0);
 }
 
+/* Where the tunnelled packet is. */
+static __always_inline __u32 inner_at(const struct packet *outer)
+{
+	return outer->l4 + (outer->proto == IPPROTO_UDP ? sizeof(struct udphdr) : 0);
+}
+
 /* Is this the UDP header of a tunnel? Whatever is configured now: connections stay in their tunnels. */
 static __always_inline int is_tunnel_udp(struct __sk_buff *skb, __u32 at)
 {
-	struct udphdr uh;
+	__u16 dest;
 
-	return !bpf_skb_load_bytes(skb, at, &uh, sizeof(uh)) && uh.dest == bpf_htons(TPOT_UDP_PORT);
+	return !bpf_skb_load_bytes(skb, at + offsetof(struct udphdr, dest), &dest, 2) && dest == bpf_htons(TPOT_UDP_PORT);
 }
 
 /* Parse the IP header at l3 and the TCP header behind it, if there is one. out: our side is the source. Returns 0 for packets
  * that have no place here: other protocols, fragments, IP options and extension headers. A tunnelled packet yields its outer
- * addresses, its protocol, and where the inner packet is. */
+ * addresses, and its protocol. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 l3, int v6, int out)
 {
 	struct tcphdr th;
@@ -123,11 +128,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 
 		mapped(out ? p->t.local : p->t.remote, ip.saddr);
 	}
 	p->l4 = l3 + p->l3_len;
-	if (p->proto == IPPROTO_UDP) {
-		p->inner = p->l4 + sizeof(struct udphdr);
+	if (p->proto == IPPROTO_UDP)
 		return is_tunnel_udp(skb, p->l4);
-	}
-	p->inner = p->l4;
 	if (p->proto != IPPROTO_TCP)
 		return p->proto == (v6 ? IPPROTO_IPV6 : IPPROTO_IPIP) || p->proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
 	if (bpf_skb_load_bytes(skb, p->l4, &th, sizeof(th)))

@@ -22,7 +22,7 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct packe
 
 	if (marked && !(inner->tos & ECN_BITS))
 		return drop(T_CE_DROPPED);
-	if (bpf_skb_adjust_room(skb, -(__s32)(outer->inner - outer->l3), BPF_ADJ_ROOM_MAC, flags | BPF_F_ADJ_ROOM_FIXED_GSO))
+	if (bpf_skb_adjust_room(skb, -(__s32)(inner_at(outer) - outer->l3), BPF_ADJ_ROOM_MAC, flags | BPF_F_ADJ_ROOM_FIXED_GSO))
 		return drop(T_FAILED);
 	if (marked)
 		bpf_skb_ecn_set_ce(skb);
@@ -167,7 +167,7 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 	if (turn_ip(skb, p, sizeof(th)))
 		return TCX_DROP;
 	if (outer) {
-		__u32 len = p->l3_len + sizeof(th), head = outer->inner - outer->l4;
+		__u32 len = p->l3_len + sizeof(th), head = inner_at(outer) - outer->l4;
 
 		if (turn_ip(skb, outer, head + len) || (head && store_udp(skb, outer->l4, source_port(&p->t), head + len)))
 			return TCX_DROP;
@@ -213,16 +213,16 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 		return TCX_NEXT;
 	if (kind != (p->v6 ? bpf_htons(2 << 8) : bpf_htons(3 << 8 | 4)))
 		return TCX_NEXT;
-	if (!parse(skb, &outer, at, p->v6, 1) || outer.proto == IPPROTO_TCP || !parse(skb, &in, outer.inner, p->v6, 1) ||
+	if (!parse(skb, &outer, at, p->v6, 1) || outer.proto == IPPROTO_TCP || !parse(skb, &in, inner_at(&outer), p->v6, 1) ||
 	    in.proto != IPPROTO_TCP)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &in.t);
 	if (!tn || !same(tn->peer, outer.t.remote) || !same(tn->own, outer.t.local))
 		return TCX_NEXT;
 	size = in.l3_len + 20;
-	if (bpf_ntohl(mtu) < 256 + (outer.inner - outer.l3))
+	if (bpf_ntohl(mtu) < 256 + (inner_at(&outer) - outer.l3))
 		return TCX_NEXT;
-	mtu = bpf_htonl(bpf_ntohl(mtu) - (outer.inner - outer.l3));
+	mtu = bpf_htonl(bpf_ntohl(mtu) - (inner_at(&outer) - outer.l3));
 	if (bpf_skb_load_bytes(skb, in.l3, quote, p->v6 ? 60 : 40) || bpf_skb_change_tail(skb, at + size, 0) ||
 	    bpf_skb_store_bytes(skb, at, quote, p->v6 ? 60 : 40, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4 + 4, &mtu, 4, BPF_F_RECOMPUTE_CSUM))
