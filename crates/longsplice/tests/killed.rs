@@ -496,7 +496,7 @@ fn killed_in_the_midst_of_a_body() {
 }
 
 /// A body whose splice is not committed yet is forwarded past sockets that are not parked. The kernel closes these: no byte is
-/// wrong up to the end, both hosts are told at once, and nothing is left.
+/// wrong up to the end, the next process tells both hosts, and nothing is left.
 #[test]
 #[ignore = "root"]
 fn killed_before_a_body_is_committed() {

@@ -90,11 +90,18 @@ fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Fo
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let asker = asker(&lab, family);
     let f = Forwarder::taker(&lab.forwarder, everywhere(family), policy, false);
-    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    passes(&lab, family, &f, spliced, drive);
+    assert_eq!(asker.verdict("opened"), 1);
+    assert_eq!([asker.verdict("plain-refused"), asker.verdict("unproven"), asker.verdict("failed")], [0; 3]);
+}
+
+/// Runs one connection, which the forwarder intercepts and `drive` may switch.
+fn passes(lab: &Lab, family: Family, f: &Forwarder, spliced: bool, drive: impl FnOnce(&Forwarder)) {
+    let serving = serve(lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
-    let stream = dial(&lab, family, &script);
+    let stream = dial(lab, family, &script);
     let client = std::thread::spawn(move || converse(stream, &script));
-    drive(&f);
+    drive(f);
     let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
     intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
     assert_ne!(from.ip(), CLIENT.ip(family), "the server sees the proxy");
@@ -102,8 +109,16 @@ fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Fo
     eprintln!("client {client}\nserver {server}\n{e:?} {:?}", f.verdicts());
     assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
     assert_eq!(e.splices > 0, spliced, "{e:?}");
-    assert_eq!(asker.verdict("opened"), 1);
-    assert_eq!([asker.verdict("plain-refused"), asker.verdict("unproven"), asker.verdict("failed")], [0; 3]);
+}
+
+/// Splices a flow and takes it back, ten times.
+fn switch_often(f: &Forwarder) {
+    for _ in 0..10 {
+        f.wait_state(FlowState::Copying);
+        f.command(Command::Splice);
+        f.wait_state(FlowState::Spliced);
+        f.command(Command::Unsplice);
+    }
 }
 
 #[test]
@@ -126,14 +141,7 @@ fn spliced_at_once() {
 #[ignore = "root"]
 fn switched_again_and_again() {
     for family in Family::BOTH {
-        through(family, by_hand(), true, |f| {
-            for _ in 0..10 {
-                f.wait_state(FlowState::Copying);
-                f.command(Command::Splice);
-                f.wait_state(FlowState::Spliced);
-                f.command(Command::Unsplice);
-            }
-        });
+        through(family, by_hand(), true, switch_often);
     }
 }
 

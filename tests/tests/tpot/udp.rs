@@ -6,10 +6,10 @@ use super::{
     dial, everywhere, exchange,
     hand::{Hand, MSS},
     packets::{CAN_UDP as CAN, Host, NEXT, SYN_ACK, USUAL, WANT_UDP, answers, capable, packet, udp_source, wrap_in},
-    serve,
+    passes, serve, switch_often,
 };
 use longsplice_datapath::{TpotOptions, TpotUdp, tpot_flush, tpot_known};
-use longsplice_engine::{Command, EndReason, FlowState, Policy, Refusal, SpliceWhen, TpotHandshake};
+use longsplice_engine::{FlowState, Policy, Refusal, SpliceWhen, TpotHandshake};
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
     process::wait_for,
@@ -157,23 +157,13 @@ fn r6_unknown_capabilities_are_ignored() {
     }
 }
 
-/// Runs one connection through a forwarder that intercepts it.
+/// Runs one connection through a forwarder that intercepts it, and looks at its packets.
 fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Forwarder)) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let asker = asks(&lab, family, TpotUdp::Always);
     let f = taker(&lab.forwarder, family, policy, TpotUdp::Fallback);
     let mut capture = Capture::start(&lab.client);
-    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
-    let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
-    let stream = dial(&lab, family, &script);
-    let client = std::thread::spawn(move || converse(stream, &script));
-    drive(&f);
-    let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
-    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-    assert_ne!(from.ip(), CLIENT.ip(family), "the server sees the proxy");
-    let e = f.ended(1).remove(0);
-    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
-    assert_eq!(e.splices > 0, spliced, "{e:?}");
+    passes(&lab, family, &f, spliced, drive);
     let seen = ["opened-udp", "plain-refused", "unproven", "failed"].map(|v| asker.verdict(v));
     assert_eq!(seen, [1, 0, 0, 0]);
     let (syn, rest) = capture.seen().split_first().expect("packets");
@@ -192,14 +182,7 @@ fn connections_in_udp() {
     for family in Family::BOTH {
         through(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false, |_| {});
         through(family, at_once(), true, |f| f.wait_state(FlowState::Spliced));
-        through(family, by_hand(), true, |f| {
-            for _ in 0..10 {
-                f.wait_state(FlowState::Copying);
-                f.command(Command::Splice);
-                f.wait_state(FlowState::Spliced);
-                f.command(Command::Unsplice);
-            }
-        });
+        through(family, by_hand(), true, switch_often);
     }
 }
 
