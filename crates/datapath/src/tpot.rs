@@ -73,7 +73,7 @@ pub enum TpotUdp {
     /// Never. SYNs that offer it are answered with IP in IP.
     #[default]
     Never,
-    /// If the first SYN was not answered. From then on, the first SYN to that destination offers it, for an hour.
+    /// If a proxy's first answer in IP in IP does not arrive. Further connections to that destination begin in UDP for an hour.
     Fallback,
     /// Always.
     Always,
@@ -425,8 +425,8 @@ impl Tpot {
         plain::<abi::tpot_tunnel>(&value).map(|tunnel| (tunnel.hops.saturating_sub(1), tunnel.isn))
     }
 
-    /// Returns whether the legs are in tunnels of different kinds. Large packets cannot be moved between the two: the kernel takes
-    /// what has left a tunnel for tunnelled still, and segments it as that tunnel's.
+    /// Returns whether the legs are in tunnels of different kinds. Large packets cannot be moved between the two: after a packet
+    /// has left a tunnel, the kernel still segments it as that tunnel's.
     pub fn differ(&self, legs: &Pair<Tuple>) -> bool {
         if self.config.udp == abi::tpot_udp::TPOT_UDP_NEVER.0 as u8 {
             return false;
@@ -552,8 +552,8 @@ fn is_over(t: &Tuple, tunnel: &TpotTunnel) -> bool {
 pub struct TpotKnown {
     /// The destination.
     pub address: IpAddr,
-    /// Whether a proxy has only answered in UDP, so that SYNs offer it at once. Otherwise only SYNs without the option were
-    /// answered, and the destination is not asked about.
+    /// Whether a proxy's answer has only arrived in UDP, so that connections begin in it. Otherwise only SYNs without the option
+    /// were answered, and the destination is not asked about.
     pub in_udp: bool,
     /// How long ago.
     pub ago: Duration,
@@ -571,7 +571,7 @@ pub fn tpot_known() -> io::Result<Vec<TpotKnown>> {
     Ok(map.keys().filter_map(view).filter(|known| known.ago < KNOWN_FOR).collect())
 }
 
-/// Forgets what is known about destinations. Returns of how many something was.
+/// Forgets what is known about destinations. Returns the number of destinations forgotten.
 pub fn tpot_flush() -> io::Result<usize> {
     let (all, map) = (tpot_known()?, pinned("tpot_known")?);
     for known in &all {

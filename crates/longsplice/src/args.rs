@@ -392,8 +392,8 @@ pub struct DoctorArgs {
     /// Send packets through tunnels to this translucent proxy, and wait for its answers through the tunnels. May be repeated.
     ///
     /// The second address is one whose connections the proxy intercepts. Nothing is sent to it. Both kinds of tunnels are tested,
-    /// IP in IP (protocol 4, or 41 with IPv6) and IP in UDP. An answer may take up to three seconds; without one, something on the
-    /// path drops the packets, or the proxy is not there.
+    /// IP in IP (protocol 4, or 41 with IPv6) and IP in UDP. Each answer may take up to three seconds; without one, something on
+    /// the path drops the packets, or the proxy is not there.
     #[arg(long, value_name = "PROXY,SERVER:PORT", value_parser = parse_tunnel)]
     pub tunnel: Vec<(IpAddr, SocketAddr)>,
 }
