@@ -16,7 +16,7 @@
 #define RETRY (-2)   /* the flow was committed or stopped meanwhile: dispatch again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */
-#define UNKNOWN (-5) /* no path entry: for track_ingress() or before_leg() */
+#define UNKNOWN (-5) /* no path entry: for track_ingress() or before_leg(); from the short way: not for them either */
 #define FIRST (-6)   /* for first_fragment() */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
@@ -32,6 +32,7 @@ struct frame {
 	__u32 ip_len;     /* out: length of the IP packet, bytes; padding follows it */
 	__u8 ecn;         /* out: ECN_BITS of the IP header */
 	__u8 unmarked;    /* out: 1 if they are to be cleared */
+	__u8 unknown;     /* out: 1 if the packet has no path entry */
 };
 
 /* Add n to a word of the packet, and return the change for its checksum. */
@@ -176,6 +177,7 @@ static __always_inline struct via *forward4(struct frame *f)
 	k.rport = th->source;
 	k.lport = th->dest;
 	p = find4(&k);
+	f->unknown = !p;
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return NULL;
 	via = path_via(&p->p);
@@ -219,6 +221,7 @@ static __always_inline struct via *forward6(struct frame *f)
 	k.rport = th->source;
 	k.lport = th->dest;
 	p = find6(&k);
+	f->unknown = !p;
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return NULL;
 	via = path_via(&p->p);
@@ -287,7 +290,14 @@ __noinline int fast4(struct __sk_buff *skb)
 {
 	struct frame f = frame_of(skb);
 	struct via *v = forward4(&f);
+	struct iphdr *ip = f.data + ETH_LEN;
+	struct tcphdr *th = (void *)(ip + 1);
 
+	if (!v && f.unknown && (void *)(th + 1) <= f.end) {
+		struct listen_key k = { { 0, 0, MAPPED_PREFIX, ip->daddr }, th->dest, 4 };
+
+		return listens_at(&k) ? UNUSUAL : UNKNOWN;
+	}
 	if (!v)
 		return UNUSUAL;
 	unclone(skb, &f, sizeof(struct iphdr));
@@ -298,7 +308,15 @@ __noinline int fast6(struct __sk_buff *skb)
 {
 	struct frame f = frame_of(skb);
 	struct via *v = forward6(&f);
+	struct ipv6hdr *ip = f.data + ETH_LEN;
+	struct tcphdr *th = (void *)(ip + 1);
 
+	if (!v && f.unknown && (void *)(th + 1) <= f.end) {
+		struct listen_key k = { .port = th->dest, .family = 6 };
+
+		__builtin_memcpy(k.local, &ip->daddr, 16);
+		return listens_at(&k) ? UNUSUAL : UNKNOWN;
+	}
 	if (!v)
 		return UNUSUAL;
 	unclone(skb, &f, sizeof(struct ipv6hdr));

@@ -18,6 +18,7 @@ enum constant {
 	ABI_VERSION = 19,
 	MAX_VIAS = 1024,      /* pairs of next hop and own address: few, since most hosts are behind routers */
 	MAX_LISTENERS = 1024, /* listening addresses, transparent or not */
+	PORT_CLASSES = 1024,  /* of ports, by their low bits: a power of two */
 	/* Bit of path.via: copy forwarded data to user space (tap.h). With it, path.via is no index into vias, so the short way
 	 * finds no next hop and leaves the packet to the general way. */
 	VIA_TAP = 0x8000,

@@ -51,6 +51,15 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
+/* Is there a listener at a port with these low bits, or has there been one? Nearly all packets that merely pass need no look-up in
+ * `listeners` then. Not pinned: each process fills its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PORT_CLASSES);
+	__type(key, __u32);
+	__type(value, __u32);
+} listened_ports SEC(".maps");
+
 /* ---- path entries ---- */
 
 struct table_page {

@@ -13,6 +13,10 @@ enum mark {
 	MARK_HOPS = 0x6c737100,    /* of the SYNs of a socket: how many proxies may intercept them, in the low byte */
 };
 
+/* skb->tc_index of a packet that tpot_egress() can skip: the kernel routes it, and no program has changed it, or it is in its
+ * tunnel already. It saves a look-up for each packet that merely passes. A packet without it is looked up. */
+#define INDEX_PASSES 0x6c73
+
 #define IS_OUR_MARK(mark) (((mark) & 0xffffff00) == 0x6c737000)
 
 #endif

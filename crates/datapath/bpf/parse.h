@@ -56,6 +56,21 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
+/* Return the enum listens of a destination, or 0 if nothing listens there. Overwrites the key. */
+static __always_inline __u32 listens_at(struct listen_key *k)
+{
+	__u32 class = bpf_ntohs(k->port) % PORT_CLASSES, *any = bpf_map_lookup_elem(&listened_ports, &class), *found;
+
+	if (!any || !*any)
+		return 0;
+	found = bpf_map_lookup_elem(&listeners, k);
+	if (!found) {
+		__builtin_memset(k->local, 0, 16);
+		found = bpf_map_lookup_elem(&listeners, k);
+	}
+	return found ? *found : 0;
+}
+
 /* What parse() has found. */
 enum parsed {
 	PARSED_TCP = 0,

@@ -231,11 +231,19 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 static __always_inline int open_tunnel(struct __sk_buff *skb, const struct tuple *t, const __u32 *peer, const __u32 *own,
 				       struct tpot_tunnel *tn)
 {
+	struct tpot_tunnel *known;
+	int r;
+
 	tn->ifindex = skb->ifindex;
 	tn->seen = now();
 	__builtin_memcpy(tn->peer, peer, 16);
 	__builtin_memcpy(tn->own, own, 16);
-	if (bpf_map_update_elem(&tpot_tunnels, t, tn, BPF_ANY))
+	r = bpf_map_update_elem(&tpot_tunnels, t, tn, BPF_NOEXIST);
+	if (r == -EEXIST) { /* opened by another processor, perhaps for another proxy */
+		known = bpf_map_lookup_elem(&tpot_tunnels, t);
+		return known && same(known->peer, peer) && same(known->own, own) ? 0 : -1;
+	}
+	if (r)
 		return -1;
 	if (tn->role == TPOT_TAKER) /* the asker's counts SYNs: it sends another one if its stack drops the answer */
 		bpf_map_delete_elem(&tpot_syns, t);
@@ -383,6 +391,8 @@ int tpot_ingress(struct __sk_buff *skb)
 	struct tpot_syn *syn;
 	int r = TCX_NEXT;
 
+	if (skb->tc_index == INDEX_PASSES) /* in another network namespace */
+		skb->tc_index = 0;
 	if (skb->pkt_type != PACKET_HOST || (IS_OUR_MARK(skb->mark) && skb->mark != MARK_HELD) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
 	if (skb->mark == MARK_HELD)
@@ -517,6 +527,10 @@ int tpot_egress(struct __sk_buff *skb)
 
 	if (mark == MARK_PLAIN || mark == MARK_TAKEN || (mark & 0xffffff00) == MARK_HOPS)
 		skb->mark = 0; /* this was the last to know it */
+	if (skb->tc_index == INDEX_PASSES) {
+		skb->tc_index = 0; /* likewise */
+		return TCX_NEXT;
+	}
 	if (mark == MARK_PLAIN)
 		return TCX_NEXT;
 	if (!parse_frame(skb, &p, 1) || p.proto != IPPROTO_TCP)
@@ -534,8 +548,11 @@ int tpot_egress(struct __sk_buff *skb)
 	if (tn) {
 		note_departure(tn, &p);
 		r = encapsulate(skb, &p, tn->peer, tn->own, tn->flags & TPOT_UDP);
+		if (r != TCX_NEXT || tn->role == TPOT_TAKER)
+			return r;
 		/* The next hop was chosen for the inner destination. That is the taker's peer, but not the asker's. */
-		return r == TCX_NEXT && tn->role == TPOT_ASKER ? bpf_redirect_neigh(tn->ifindex, NULL, 0, 0) : r;
+		skb->tc_index = INDEX_PASSES;
+		return bpf_redirect_neigh(tn->ifindex, NULL, 0, 0);
 	}
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		return ask(skb, &p, mark);

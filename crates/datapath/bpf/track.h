@@ -106,17 +106,10 @@ static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_
 /* Return the enum listens of the packet's destination, or 0 if nothing listens there. */
 static __always_inline __u32 listened(const struct scratch *sc)
 {
-	struct listen_key k = { .family = sc->v6 ? 6 : 4 };
-	__u32 *found;
+	struct listen_key k = { .port = sc->t.lport, .family = sc->v6 ? 6 : 4 };
 
-	k.port = sc->t.lport;
 	__builtin_memcpy(k.local, sc->t.local, 16);
-	found = bpf_map_lookup_elem(&listeners, &k);
-	if (!found) {
-		__builtin_memset(k.local, 0, 16);
-		found = bpf_map_lookup_elem(&listeners, &k);
-	}
-	return found ? *found : 0;
+	return listens_at(&k);
 }
 
 /* Create leg and path entry of a client that has completed its handshake. Returns 0 if there is no room. */

@@ -189,6 +189,7 @@ impl Datapath {
             legs: handle(&m.legs)?,
             embryos: handle(&m.embryos)?,
             listeners: handle(&m.listeners)?,
+            listened_ports: handle(&m.listened_ports)?,
             vias: handle(&m.vias)?,
             remotes6: handle(&m.remotes6)?,
             verdicts: handle(&m.verdicts)?,

@@ -324,6 +324,7 @@ pub(crate) struct Maps {
     pub legs: MapHandle,
     pub embryos: MapHandle,
     pub listeners: MapHandle,
+    pub listened_ports: MapHandle,
     pub vias: MapHandle,
     pub remotes6: MapHandle,
     pub verdicts: MapHandle,
@@ -411,6 +412,8 @@ impl Maps {
         };
         match to {
             Some(to) => {
+                let class = u32::from(addr.port()) % names::PORT_CLASSES;
+                self.listened_ports.update(bytes_of(&class), bytes_of(&1_u32), MapFlags::ANY).map_err(io_error)?;
                 self.listeners.update(bytes_of(&key), bytes_of(&to.0), MapFlags::ANY).map_err(|e| match errno(&e) {
                     libc::E2BIG => io::Error::other(format!(
                         "the data path has room for {} listeners",

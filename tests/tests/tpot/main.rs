@@ -13,7 +13,7 @@ mod switches;
 mod udp;
 mod wire;
 
-use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};
+use longsplice_datapath::{self as datapath, Datapath, Destinations, TPOT_EXID, TpotOptions};
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
@@ -188,6 +188,22 @@ fn r11_r38_a_chain_as_long_as_the_hops_allow() {
     for family in Family::BOTH {
         assert_eq!(through_two(family, 8, &at_once()), [1, 1]);
         assert_eq!(through_two(family, 1, &at_once()), [1, 0]);
+    }
+}
+
+/// Another data path on the way, without translucent proxying, lets the connection pass. What it notes on packets must not reach
+/// the proxy: a spliced segment would leave outside of its tunnel.
+#[test]
+#[ignore = "root"]
+fn another_data_path_on_the_way() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let asker = asker(&lab, family);
+        let second = lab.second.as_ref().expect("a second");
+        let _passed = second.run(|| Datapath::open(&datapath::Options::default())).expect("a data path");
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        passes(&lab, family, &f, true, |f| f.wait_state(FlowState::Spliced));
+        assert_eq!((asker.verdict("opened"), asker.verdict("plain-refused")), (1, 0));
     }
 }
 
