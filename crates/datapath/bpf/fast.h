@@ -16,8 +16,9 @@
 #define RETRY (-2)   /* the flow was committed or stopped meanwhile: dispatch again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */
-#define UNKNOWN (-5) /* no path entry: for track_ingress() or before_leg(); from the short way: not for them either */
+#define UNKNOWN (-5) /* no path entry: for track_ingress() or before_leg() */
 #define FIRST (-6)   /* for first_fragment() */
+#define PASSES (-7)  /* no path entry, and nobody listens at its destination */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
 #define LAYOUT_SACK bpf_htonl(0x01010500) /* NOP NOP SACK, length to be added */
@@ -296,7 +297,7 @@ __noinline int fast4(struct __sk_buff *skb)
 	if (!v && f.unknown && (void *)(th + 1) <= f.end) {
 		struct listen_key k = { { 0, 0, MAPPED_PREFIX, ip->daddr }, th->dest, 4 };
 
-		return listens_at(&k) ? UNUSUAL : UNKNOWN;
+		return listens_at(&k) ? UNUSUAL : PASSES;
 	}
 	if (!v)
 		return UNUSUAL;
@@ -315,7 +316,7 @@ __noinline int fast6(struct __sk_buff *skb)
 		struct listen_key k = { .port = th->dest, .family = 6 };
 
 		__builtin_memcpy(k.local, &ip->daddr, 16);
-		return listens_at(&k) ? UNUSUAL : UNKNOWN;
+		return listens_at(&k) ? UNUSUAL : PASSES;
 	}
 	if (!v)
 		return UNUSUAL;

@@ -51,8 +51,8 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
-/* Is there a listener at a port with these low bits, or has there been one? Nearly all packets that merely pass need no look-up in
- * `listeners` then. Not pinned: each process fills its own. */
+/* Is there a listener at a port with these low bits, or has there been one? If not, a packet needs no look-up in `listeners`. Not
+ * pinned: each process fills its own. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PORT_CLASSES);

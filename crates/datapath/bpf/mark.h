@@ -14,8 +14,9 @@ enum mark {
 };
 
 /* skb->tc_index of a packet that tpot_egress() can skip: the kernel routes it, and no program has changed it, or it is in its
- * tunnel already. It saves a look-up for each packet that merely passes. A packet without it is looked up. */
-#define INDEX_PASSES 0x6c73
+ * tunnel already. It saves a look-up for each packet that merely passes. A packet without it is looked up. The low four bits are
+ * zero because GRED reads them. */
+#define INDEX_PASSES 0x6c70
 
 #define IS_OUR_MARK(mark) (((mark) & 0xffffff00) == 0x6c737000)
 

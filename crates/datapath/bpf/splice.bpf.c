@@ -494,12 +494,12 @@ int ingress(struct __sk_buff *skb)
 		r = fast6(skb);
 	else
 		return TCX_NEXT;
-	if (r == UNKNOWN && !taken) {
+	if (r == PASSES && !taken) {
 		if (!skb->tc_index) /* somebody else's stays */
 			skb->tc_index = INDEX_PASSES;
 		return TCX_NEXT;
 	}
-	if (r != UNUSUAL && r != UNKNOWN)
+	if (r != UNUSUAL && r != PASSES)
 		return r;
 	sc = scratch();
 	if (!sc)

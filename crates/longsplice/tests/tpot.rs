@@ -14,6 +14,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     process::{Command, Output},
     thread,
+    time::Duration,
 };
 use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, service, stop};
 
@@ -256,6 +257,48 @@ fn r12_servers_are_told_the_client() {
         let mut got = vec![0; want.len()];
         accepted.read_exact(&mut got).unwrap();
         assert_eq!(got, want);
+    }
+}
+
+/// Clients that do not read hold their servers back, long before the proxy has much in its buffers.
+#[test]
+#[ignore = "root"]
+fn r58_buffers_are_bounded_and_shown() {
+    const QUEUE: usize = 128 << 10;
+    const CLIENTS: usize = 32; // the kernel counts memory to one megabyte for each processor
+    let here = Translucent::with(&listeners(PORT, "policy = { splice = \"never\" }"));
+    for machine in [&here.lab.client, &here.lab.forwarder, &here.lab.server] {
+        for name in ["tcp_rmem", "tcp_wmem"] {
+            machine.execute("sysctl", &["-qw", &format!("net.ipv4.{name}=4096 {QUEUE} {QUEUE}")]).unwrap();
+        }
+    }
+    let (proxy, _host) = (here.proxy(), here.host());
+    for family in Family::BOTH {
+        let at = topology::SERVER.port(family, PORT);
+        let server = here.serve(at);
+        let fill = || {
+            let mut client = here.connect(at);
+            client.write_all(b"go").unwrap();
+            let mut accepted = server.accept().unwrap().0;
+            accepted.read_exact(&mut [0; 2]).unwrap();
+            accepted.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+            let (mut sent, block) = (0, [7; 4096]);
+            while let Ok(n) = accepted.write(&block) {
+                sent += n;
+                assert!(sent < 6 * QUEUE, "two connections have four queues, and the proxy has a buffer");
+            }
+            assert!(sent > QUEUE);
+            (client, accepted, sent as u64)
+        };
+        let all: Vec<_> = thread::scope(|s| {
+            let filled: Vec<_> = (0..CLIENTS).map(|_| s.spawn(fill)).collect();
+            filled.into_iter().map(|f| f.join().unwrap()).collect()
+        });
+        let sum = all.iter().map(|(_, _, sent)| sent).sum::<u64>();
+        assert!(counter(&proxy, "proxy", "tcp_memory") > sum / 2);
+        let clients: Vec<_> = all.into_iter().map(|(client, ..)| client).collect(); // the servers close
+        let read = clients.into_iter().map(|mut client| io::copy(&mut client, &mut io::sink()).unwrap());
+        assert_eq!(read.sum::<u64>(), sum);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Counters of the server.
 
 use crate::{access::Denied, cache::CacheValues, fault::Fault};
+use nix::unistd::{SysconfVar, sysconf};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
+    fs,
     net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
@@ -22,6 +24,8 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             /// Connections that exist now.
             pub live: u64,
+            /// Bytes of memory that the kernel's TCP uses for queues, of all sockets of this machine. 0: unknown.
+            pub tcp_memory: u64,
             /// Handshakes between hosts that were given up: there were too many, or no answer arrived.
             pub given_up: u64,
             /// Clients of plugs with `handshake = "end-to-end"` whose SYN the proxy has answered itself.
@@ -120,6 +124,14 @@ pub struct ListenerValues {
     pub spliced: u64,
     /// Number of flows that were not spliced, by the label of the refusal.
     pub refused: BTreeMap<&'static str, u64>,
+}
+
+/// Returns the memory of all TCP sockets of this machine: what copied connections have in their queues, and more.
+pub(crate) fn tcp_memory() -> Option<u64> {
+    let sockstat = fs::read_to_string("/proc/net/sockstat").ok()?;
+    let (_, pages) = sockstat.lines().find(|l| l.starts_with("TCP:"))?.split_once(" mem ")?;
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok()??;
+    Some(pages.trim().parse::<u64>().ok()? * page as u64)
 }
 
 impl Counters {

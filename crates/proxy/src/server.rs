@@ -7,7 +7,7 @@ use crate::{
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
     context::{Front, Live, Shared},
-    counters::{CounterValues, Counters, ListenerValues},
+    counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
     plug,
     pool::Pool,
@@ -314,6 +314,7 @@ impl Server {
         let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),
+            tcp_memory: tcp_memory().unwrap_or(0),
             denied: values.denied + foreign.denied,
             given_up: foreign.given_up,
             handshakes_left: foreign.left,

@@ -4,7 +4,7 @@
 //! variants are therefore closer to one than for a forwarder alone.
 
 use super::{
-    Bench, Result,
+    Bench, Result, Venues,
     counters::FromServer,
     machine::{Cost, Watch},
     network::{PATIENCE, Packets},
@@ -41,21 +41,36 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for packets in [Packets::Large, Packets::Mtu, Packets::Coalesced] {
         let variants = |connections| variants(packets, connections);
-        let venues = bench.venues(&variants(CONNECTIONS[0]), packets)?;
-        for venue in venues.all() {
-            bench.check()?;
-            // Not counted: the first transfer of each venue was up to three times slower
-            // than the next. If a peer fails here, it will fail again when it counts.
-            let _ = transfer(venue, 1, bench.seconds.min(FIRST));
-        }
+        let venues = venues(bench, packets, &variants(CONNECTIONS[0]))?;
         for connections in CONNECTIONS {
-            let subject = Subject::Bulk { packets, connections };
-            cases.push(
-                bench.rounds(subject, &variants(connections), |v| run(venues.of(v)?, connections, bench.seconds))?,
-            );
+            cases.push(case(bench, packets, connections, &variants(connections), &venues)?);
         }
     }
     Ok(cases)
+}
+
+/// Sets the venues, and warms them up.
+pub(super) fn venues(bench: &Bench, packets: Packets, variants: &[Variant]) -> Result<Venues> {
+    let venues = bench.venues(variants, packets)?;
+    for venue in venues.all() {
+        bench.check()?;
+        // Not counted: the first transfer of each venue was up to three times slower
+        // than the next. If a peer fails here, it will fail again when it counts.
+        let _ = transfer(venue, 1, bench.seconds.min(FIRST));
+    }
+    Ok(venues)
+}
+
+/// Measures one number of connections.
+pub(super) fn case(
+    bench: &Bench,
+    packets: Packets,
+    connections: u64,
+    variants: &[Variant],
+    venues: &Venues,
+) -> Result<Case> {
+    let subject = Subject::Bulk { packets, connections };
+    bench.rounds(subject, variants, |v| run(venues.of(v)?, connections, bench.seconds))
 }
 
 /// All proxies take part only with large packets, and not with 64

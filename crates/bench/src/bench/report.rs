@@ -52,7 +52,16 @@ fn cpu_with_ratio(digits: usize) -> impl Fn(&Line) -> String {
 /// What segments and connections cost.
 pub fn costs(s: &Summary, rounds: usize) -> String {
     let rounds = format!("median of {rounds} rounds, and spread");
-    segments(s, &rounds) + &rates(s, &format!("and the ratio to IP forwarding ({rounds})"))
+    let relative = format!("and the ratio to IP forwarding ({rounds})");
+    segments(s, &rounds) + &rates(s, &relative) + &bulks(s, &relative)
+}
+
+fn bulks(s: &Summary, relative: &str) -> String {
+    let table = |head: &str, cell: &dyn Fn(&Line) -> String| by_variant(s, Kind::Bulk, head, cell);
+    let packet = |l: &Line| l.packet.map_or(String::new(), |bytes| format!("{:.0}", bytes.median));
+    table(&format!("Throughput, Gbit/s, {relative}:"), &with_ratio)
+        + &table("CPU seconds per GB, end hosts included, and the ratio to IP forwarding:", &cpu_with_ratio(3))
+        + &table("Packets from the server as the forwarder handled them, bytes on average:", &packet)
 }
 
 fn rates(s: &Summary, relative: &str) -> String {
@@ -73,14 +82,11 @@ fn tables(results: &Results) -> String {
     let rounds = format!("median of {} rounds, and spread", results.setup.rounds);
     let mut text = segments(s, &rounds);
     text += &ratios(s, &rounds);
+    let relative = format!("and the ratio to IP forwarding ({rounds})");
+    text += &bulks(s, &relative);
     let mut table = |kind, head: &str, cell: &dyn Fn(&Line) -> String| {
         text += &by_variant(s, kind, head, cell);
     };
-    let relative = format!("and the ratio to IP forwarding ({rounds})");
-    table(Kind::Bulk, &format!("Throughput, Gbit/s, {relative}:"), &with_ratio);
-    table(Kind::Bulk, "CPU seconds per GB, end hosts included, and the ratio to IP forwarding:", &cpu_with_ratio(3));
-    let packet = |l: &Line| l.packet.map_or(String::new(), |bytes| format!("{:.0}", bytes.median));
-    table(Kind::Bulk, "Packets from the server as the forwarder handled them, bytes on average:", &packet);
     table(
         Kind::Response,
         &format!("Response time, milliseconds from connecting to the last byte, {relative}:"),

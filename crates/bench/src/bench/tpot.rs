@@ -3,8 +3,9 @@
 //! [`wan`](super::wan).
 
 use super::{
-    Bench, Result,
+    Bench, Result, bulk,
     machine::{Machine, today},
+    network::Packets,
     rate, report,
     results::{FORMAT, Summary},
     segment,
@@ -52,6 +53,8 @@ pub struct Costs {
 
 /// Bytes of the segments whose costs are compared. The larger one fits the MTU with the headers of a tunnel.
 const SEGMENTS: [u64; 2] = [1, 1400];
+/// Connections at a time in bulk.
+const BULK: u64 = 8;
 /// Ways of forwarding whose costs are compared.
 const COMPARED: [Variant; 6] = [
     Variant::Direct,
@@ -73,6 +76,10 @@ pub fn measure(bench: &Bench, args: &WanArgs) -> Result<TpotResults> {
     if args.wants(WanPart::Costs) {
         let mut cases = segment::cases(bench, &SEGMENTS, &COMPARED)?;
         cases.push(rate::case(bench, 1, &COMPARED[1..])?);
+        for packets in [Packets::Large, Packets::Mtu] {
+            let venues = bulk::venues(bench, packets, &COMPARED[1..])?;
+            cases.push(bulk::case(bench, packets, BULK, &COMPARED[1..], &venues)?);
+        }
         costs = Some(Costs { date: today(), rounds: bench.rounds, summary: Summary::of(&cases) });
     }
     Ok(TpotResults { format: FORMAT, date: today(), machine: Machine::here(), rounds: bench.rounds, rows, costs })
