@@ -453,27 +453,13 @@ fn killed_in_the_midst_of_a_body() {
     const PIECE: usize = 100_000;
     for (seed, late) in [(600, false), (601, true)] {
         let round = Round::new(seed);
-        let (front, server) = (round.front(3128), SERVER.port(round.family, PORT));
+        let front = round.front(3128);
         let http =
             || Running::start(round.lab.forwarder.command(LONGSPLICE), None, &["--http", &front.to_string()], &[]);
         let mut first = http();
         let body = move || (0..BODY).step_by(PIECE).map(move |at| pattern_at(seed, at, PIECE));
-        let listener = round.lab.server.run(|| TcpListener::bind(server).unwrap());
-        let serving = thread::spawn(move || {
-            let mut stream = listener.accept().unwrap().0;
-            stream.set_read_timeout(Some(DEADLINE)).unwrap();
-            read_head(&mut stream);
-            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
-            for piece in body() {
-                stream.write_all(&piece).unwrap();
-                thread::sleep(Duration::from_millis(30));
-            }
-            stream.read(&mut [0]).map_err(|e| e.kind())
-        });
-        let mut client = round.lab.client.run(|| connect(front));
-        client.set_read_timeout(Some(DEADLINE)).unwrap();
-        write!(client, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
-        read_head(&mut client);
+        let serving = serve_body(&round, BODY, PIECE, Duration::from_millis(30));
+        let mut client = ask_for_body(&round, front);
         let mut second = None;
         for (n, piece) in body().enumerate() {
             let mut got = vec![0; PIECE];
@@ -504,28 +490,14 @@ fn killed_before_a_body_is_committed() {
     const PIECE: usize = 10_000;
     for seed in 700..712 {
         let round = Round::new(seed);
-        let (front, server) = (round.front(3128), SERVER.port(round.family, PORT));
+        let front = round.front(3128);
         let http = || {
             let arguments = ["--http", &front.to_string(), "--splice", "at-once"];
             Running::start(round.lab.forwarder.command(LONGSPLICE), None, &arguments, &[])
         };
         let mut first = http();
-        let listener = round.lab.server.run(|| TcpListener::bind(server).unwrap());
-        let serving = thread::spawn(move || {
-            let mut stream = listener.accept().unwrap().0;
-            stream.set_read_timeout(Some(DEADLINE)).unwrap();
-            read_head(&mut stream);
-            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
-            for at in (0..BODY).step_by(PIECE) {
-                stream.write_all(&pattern_at(seed, at, PIECE)).map_err(|e| e.kind())?;
-                thread::sleep(Duration::from_millis(4));
-            }
-            stream.read(&mut [0]).map_err(|e| e.kind())
-        });
-        let mut client = round.lab.client.run(|| connect(front));
-        client.set_read_timeout(Some(DEADLINE)).unwrap();
-        write!(client, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
-        read_head(&mut client);
+        let serving = serve_body(&round, BODY, PIECE, Duration::from_millis(4));
+        let mut client = ask_for_body(&round, front);
         let (mut got, mut buffer, mut second) = (Vec::new(), vec![0; PIECE], None);
         let end = loop {
             match client.read(&mut buffer) {
@@ -554,6 +526,38 @@ fn killed_before_a_body_is_committed() {
         assert!(second.wait().success(), "{}", second.messages());
         round.nothing_left();
     }
+}
+
+/// Serves one reply, a piece of its body at a time. Returns what comes after it.
+fn serve_body(
+    round: &Round,
+    length: usize,
+    piece: usize,
+    pause: Duration,
+) -> thread::JoinHandle<Result<usize, ErrorKind>> {
+    let (listener, seed) =
+        (round.lab.server.run(|| TcpListener::bind(SERVER.port(round.family, PORT)).unwrap()), round.seed);
+    thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        read_head(&mut stream);
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n").unwrap();
+        for at in (0..length).step_by(piece) {
+            stream.write_all(&pattern_at(seed, at, piece)).map_err(|e| e.kind())?;
+            thread::sleep(pause);
+        }
+        stream.read(&mut [0]).map_err(|e| e.kind())
+    })
+}
+
+/// Asks for it. Returns the connection, whose next byte is the first one of the body.
+fn ask_for_body(round: &Round, front: SocketAddr) -> TcpStream {
+    let mut client = round.lab.client.run(|| connect(front));
+    client.set_read_timeout(Some(DEADLINE)).unwrap();
+    let server = SERVER.port(round.family, PORT);
+    write!(client, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
+    read_head(&mut client);
+    client
 }
 
 fn pattern_at(seed: u64, at: usize, length: usize) -> Vec<u8> {
