@@ -468,6 +468,8 @@ int ingress(struct __sk_buff *skb)
 	struct scratch *sc;
 	int r, parsed, again, taken;
 
+	if (skb->tc_index == INDEX_PASSES) /* it has passed a data path in another network namespace */
+		skb->tc_index = 0;
 	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or for another machine: TCP ignores these */
 		return TCX_NEXT;
 	if (skb->vlan_present) {

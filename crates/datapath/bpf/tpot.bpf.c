@@ -391,8 +391,6 @@ int tpot_ingress(struct __sk_buff *skb)
 	struct tpot_syn *syn;
 	int r = TCX_NEXT;
 
-	if (skb->tc_index == INDEX_PASSES) /* in another network namespace */
-		skb->tc_index = 0;
 	if (skb->pkt_type != PACKET_HOST || (IS_OUR_MARK(skb->mark) && skb->mark != MARK_HELD) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
 	if (skb->mark == MARK_HELD)
