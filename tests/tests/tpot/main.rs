@@ -5,6 +5,7 @@ mod authenticator;
 mod capture;
 mod dissector;
 mod hand;
+mod middleboxes;
 mod packets;
 mod pipelined;
 mod router;
