@@ -53,7 +53,7 @@ fn r51_sources_are_translated() {
     );
 }
 
-/// Of equal paths, only one has the proxy, and each packet takes any of them. Whoever answers the SYN, a connection stays with it.
+/// Of equal paths, one has the proxy, and each packet takes any of them. Whoever answers the SYN, a connection stays with it.
 #[test]
 #[ignore = "root"]
 fn r47_each_packet_takes_another_path() {
