@@ -14,7 +14,10 @@ use longsplice_tests::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     collections::{HashMap, HashSet},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -26,6 +29,8 @@ const CYCLES: u32 = 1000;
 /// then drops the segment as old (PAWS). The kernel reports stolen time in steps of 10 ms, too coarse to detect this. A
 /// storm with at most this many such segments is repeated; a wrong clock would cause far more, and every time.
 const OVERTAKEN: u64 = 3;
+/// Storms take turns: a processor that another storm keeps busy holds segments back as well.
+static TURN: Mutex<()> = Mutex::new(());
 /// Maximum number of storms.
 const DISTURBED: u32 = 5;
 
@@ -68,6 +73,7 @@ struct Storm {
 impl Storm {
     /// Runs the storm. Returns the longest gap of any receiver, and the number of splices.
     fn run(&self) -> (Duration, u32) {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..DISTURBED {
             let before = self.sum("PAWSEstab").iter().sum::<u64>();
             let seen = self.once();
@@ -335,6 +341,7 @@ fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) -> [usize; 2] {
 #[test]
 #[ignore = "root"]
 fn processes_that_die_and_are_followed_by_others() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let time = Duration::from_secs(15);
     let quiet = dying(Family::V6, &lab(true), 1, time);
     let restless = lab(true);
@@ -365,6 +372,7 @@ const SHORT: (u64, u64) = (24, 5);
 #[test]
 #[ignore = "root"]
 fn handshakes_under_heavy_loss() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     for (family, transparent) in [(Family::V4, false), (Family::V6, false), (Family::V4, true), (Family::V6, true)] {
         let lab = lab(false);
         let loss = Impair { loss: 0.3, loss_among_first: Some(6), ..Impair::default() };
