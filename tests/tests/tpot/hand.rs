@@ -126,10 +126,13 @@ impl Hand {
 
     /// Sends a SYN. Returns the number of the answer, whose headers are checked.
     pub(crate) fn ask(&mut self, syn: &Packet) -> u32 {
-        let before = self.capture.count(|s| s.is("f0", true) && s.has(SYN_ACK));
+        // not one to an earlier SYN, sent again
+        let (to, ack) = (self.client, syn.seq + 1);
+        let answers_it = move |s: &Seen| s.is("f0", true) && s.has(SYN_ACK) && (s.p.to, s.p.ack) == (to, ack);
+        let before = self.capture.count(answers_it);
         self.plain(syn);
-        let answer = self.capture.wait_nth("an answer", before, |s| s.is("f0", true) && s.has(SYN_ACK));
-        assert_eq!((answer.p.from, answer.p.to, answer.p.ack), (self.server, self.client, syn.seq + 1), "{answer:?}");
+        let answer = self.capture.wait_nth("an answer", before, answers_it);
+        assert_eq!(answer.p.from, self.server, "{answer:?}");
         assert_eq!(answer.outer.map(|o| (o.0, o.1)), Some((self.taker, self.client.ip())), "{answer:?}");
         assert_eq!(answer.udp.is_some(), self.udp, "{answer:?}");
         assert!(answer.p.options.ends_with(&answers(self.udp, 7)), "{answer:?}");
