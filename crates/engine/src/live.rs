@@ -16,12 +16,13 @@ use socket2::{SockRef, Socket};
 use std::{
     future::poll_fn,
     io::{self, IoSlice},
-    mem::MaybeUninit,
+    mem::{self, MaybeUninit},
     net::{Shutdown, SocketAddr},
     os::fd::{AsFd, OwnedFd},
     pin::pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::{
     io::{Interest, ReadBuf, unix::AsyncFd},
@@ -46,18 +47,21 @@ impl Live {
         Ok(Live { socket: register(socket, interest)?.into(), shared, look: shared })
     }
 
-    /// Connects a non-blocking socket.
+    /// Connects a non-blocking socket. If the future is dropped, and the server has accepted the connection, the server is reset.
     pub async fn connect(socket: Socket, to: SocketAddr) -> io::Result<Live> {
         match socket.connect(&to.into()) {
             Err(e) if e.raw_os_error() == Some(Errno::EINPROGRESS as i32) => {}
             r => r?,
         }
         let live = Live::new(socket.into())?;
+        let opening = Opening(&live);
         let heard = |cx: &mut Context<'_>| live.socket.poll_write_ready(cx).map_ok(|heard| heard.ready());
         // epoll reports that both directions are closed after each error: EPOLLHUP
         let failed = poll_fn(heard).await?.is_write_closed();
         let error = if failed { live.sock().take_error()? } else { None };
-        error.map_or(Ok(live), Err)
+        error.map_or(Ok(()), Err)?;
+        mem::forget(opening);
+        Ok(live)
     }
 
     pub fn get(&self) -> &OwnedFd {
@@ -180,6 +184,16 @@ impl Live {
     }
 }
 
+/// A connection that is being opened. Dropping it makes the socket send a reset when it is closed: nobody has the connection, and
+/// a FIN would tell the server that all is well.
+struct Opening<'a>(&'a Live);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.sock().set_linger(Some(Duration::ZERO)); // a connection that has failed needs no reset
+    }
+}
+
 /// Returns whether an event has announced urgent data. For a socket whose stream ends, as far as the runtime knows.
 fn is_priority(socket: &AsyncFd<OwnedFd>, cx: &mut Context<'_>) -> bool {
     let heard = pin!(socket.ready(Interest::PRIORITY)).poll(cx);
@@ -210,4 +224,29 @@ fn there_is(socket: &OwnedFd) -> io::Result<PollFlags> {
 
 fn still_urgent(socket: &OwnedFd) -> io::Result<()> {
     if there_is(socket)?.contains(PollFlags::POLLPRI) { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Type};
+    use std::{
+        io::Read,
+        net::{Ipv4Addr, TcpListener},
+        task::Waker,
+    };
+
+    /// The server has accepted the connection, and whoever asked for it has not heard of it.
+    #[tokio::test]
+    async fn a_connection_that_nobody_takes_is_reset() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listen");
+        let server = listener.local_addr().expect("an address");
+        let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).expect("a socket");
+        let mut connecting = Box::pin(Live::connect(socket, server));
+        assert!(connecting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let (mut accepted, _) = listener.accept().expect("accept");
+        drop(connecting);
+        accepted.set_read_timeout(Some(Duration::from_secs(10))).expect("an option");
+        assert_eq!(accepted.read(&mut [0]).expect_err("no end").kind(), io::ErrorKind::ConnectionReset);
+    }
 }

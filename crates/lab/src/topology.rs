@@ -351,9 +351,9 @@ impl Lab {
             ("ipv6/conf/default/accept_ra", "0"),
             ("ipv6/conf/all/accept_dad", "0"),
             ("ipv6/conf/default/accept_dad", "0"),
+            // On one segment the forwarder would redirect the client straight to the server.
             ("ipv4/conf/all/accept_redirects", "0"),
             ("ipv4/conf/default/accept_redirects", "0"),
-            // On one segment the forwarder would redirect the client straight to the server.
             ("ipv4/conf/all/send_redirects", "0"),
             ("ipv4/conf/default/send_redirects", "0"),
             ("ipv4/tcp_congestion_control", self.options.congestion),
@@ -368,7 +368,7 @@ impl Lab {
             let devices = entries("/proc/sys/net/ipv4/conf");
             for device in devices.iter().filter(|name| !["all", "default", "lo"].contains(&name.as_str())) {
                 fs::write(format!("/proc/sys/net/ipv4/conf/{device}/send_redirects"), "0")?;
-                for setting in ["accept_ra", "accept_dad", "router_solicitations"] {
+                for setting in ["accept_ra", "accept_dad", "router_solicitations", "accept_redirects"] {
                     fs::write(format!("/proc/sys/net/ipv6/conf/{device}/{setting}"), "0")?;
                 }
             }
