@@ -8,7 +8,10 @@ use crate::{
     skel::{OpenSpliceSkel, SpliceSkel},
 };
 use libbpf_rs::{AsRawLibbpf, Object, OpenObject, PrintLevel, set_print, skel::OpenSkel};
-use nix::libc;
+use nix::{
+    libc,
+    sys::signal::{SigSet, SigmaskHow},
+};
 use std::{cell::RefCell, ffi::CStr, fmt::Write, fs, io, path::Path, sync::Once};
 
 /// The file with the messages of the verifier and the library from the last failed load.
@@ -72,7 +75,10 @@ impl Attempt {
 
     fn hear<T>(&mut self, load: impl FnOnce() -> libbpf_rs::Result<T>) -> libbpf_rs::Result<T> {
         SAID.set(Some(String::new()));
+        // The verifier gives up when a signal is pending (EAGAIN), and the library tries five times only.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let result = load();
+        mask.and_then(|mask| mask.thread_set_mask()).expect("a valid mask");
         self.said = SAID.take().unwrap_or_default();
         result
     }
@@ -119,6 +125,9 @@ enum Cause {
 
 /// Finds the cause from the verifier's log of a rejected program, the library's messages, and the errno of the load.
 fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
+    if [libc::EAGAIN, libc::ENOMEM].contains(&errno) {
+        return Cause::Other(errno); // the verifier was interrupted, and says nothing of the program
+    }
     if let Some((program, log)) = refused {
         // statistics come last; the error is before them
         let about = |l: &&str| {
@@ -150,6 +159,12 @@ fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
 mod tests {
     use super::*;
     use libbpf_rs::ObjectBuilder;
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, Signal, sigaction};
+    use std::{
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+        thread,
+        time::Duration,
+    };
 
     const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o"));
 
@@ -173,7 +188,34 @@ mod tests {
         let log = "JIT is required for calling kernel function\nprocessed 0 insns";
         assert_eq!(cause(Some(("ingress", log)), "", libc::ENOTSUP), Cause::Lacks(log.lines().next().unwrap().into()));
         assert_eq!(cause(None, "libbpf: Couldn't load trivial BPF program.\n", libc::EPERM), Cause::Privilege);
+        let log = "579: (79) r8 = *(u64 *)(r0 +8)\nprocessed 581 insns";
+        assert_eq!(cause(Some(("ingress", log)), "", libc::EAGAIN), Cause::Other(libc::EAGAIN));
         assert_eq!(cause(None, "", libc::ENOMEM), Cause::Other(libc::ENOMEM));
+    }
+
+    /// A thread that gets a signal every millisecond loads the programs.
+    #[test]
+    #[ignore = "root"]
+    fn signals_do_not_stop_a_load() {
+        extern "C" fn ignore(_: i32) {}
+        let nothing = SigAction::new(SigHandler::Handler(ignore), SaFlags::SA_RESTART, SigSet::empty());
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe { sigaction(Signal::SIGUSR2, &nothing) }.unwrap();
+        let (process, thread, over) = (std::process::id(), nix::unistd::gettid().as_raw(), AtomicBool::new(false));
+        thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Relaxed) {
+                    // SAFETY: this takes three numbers; the thread waits for this one.
+                    unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR2) };
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let mut object = ObjectBuilder::default().open_memory(OBJECT).unwrap();
+            let mut attempt = Attempt::at(&mut object).unwrap();
+            let loaded = attempt.hear(|| object.load()).map(drop);
+            over.store(true, Relaxed);
+            loaded.unwrap_or_else(|e| panic!("{}", attempt.verdict(&e, &std::env::temp_dir().join("signals.log"))));
+        });
     }
 
     /// Replaces the first instruction of `egress` by one that reads an uninitialized register.
