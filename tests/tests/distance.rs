@@ -180,28 +180,36 @@ fn two_long_legs_are_copied_while_that_is_faster() {
 #[ignore = "root"]
 fn a_slow_reader_far_away_takes_little_memory() {
     for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
-        let _far = lab.impair(LinkDirection::FromClient, far).expect("delay");
-        let answer = Script::answerer().bytes(30_000_000);
-        let server = SERVER.port(family, 7000);
-        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
-        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
-        let f = Forwarder::start(&lab, proxy, server, Policy::default());
-        let script = Script::opener(5).bytes(100).pause(1_000_000, Duration::from_secs(3));
-        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
-        // what waits for it, as long as the connection exists
-        let look = |_| {
-            std::thread::sleep(Duration::from_millis(50));
-            let sockets = lab.forwarder.execute("ss", &["-Htnm", "dport", "=", ":7000"]).expect("ss");
-            let memory = sockets.split("skmem:(r").nth(1).and_then(|rest| rest.split(',').next());
-            memory.and_then(|bytes| bytes.parse::<u64>().ok())
-        };
-        let waits = (0..60).filter_map(look).max().expect("a connection to the server");
-        let (client, server) = (client.join().expect("client"), serving.join().remove(0));
-        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        let ended = f.ended(1).remove(0);
-        assert_eq!((ended.splices, ended.refusal.map(|r| r.as_str())), (0, Some("path")), "{ended:?}");
+        // a busy machine may make the server look far in all of the few measurements there are
+        let waits = (0..5).find_map(|_| waits_for_a_slow_reader(family)).expect("the server is near");
         assert!((1..=1 << 20).contains(&waits), "{waits} bytes wait for a reader");
     }
+}
+
+/// Returns how many bytes wait for it at most, unless the server's leg was measured as longer than a millisecond.
+fn waits_for_a_slow_reader(family: Family) -> Option<u64> {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
+    let _far = lab.impair(LinkDirection::FromClient, far).expect("delay");
+    let answer = Script::answerer().bytes(30_000_000);
+    let server = SERVER.port(family, 7000);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let f = Forwarder::start(&lab, proxy, server, Policy::default());
+    let script = Script::opener(5).bytes(100).pause(1_000_000, Duration::from_secs(3));
+    let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+    // what waits for it, as long as the connection exists
+    let look = |_| {
+        std::thread::sleep(Duration::from_millis(50));
+        let sockets = lab.forwarder.execute("ss", &["-Htnmi", "dport", "=", ":7000"]).expect("ss");
+        let field = |name| sockets.split(name).nth(1)?.split([',', ' ', '\n']).next();
+        Some((field("skmem:(r")?.parse::<u64>().ok()?, field("minrtt:")?.parse::<f64>().ok()?))
+    };
+    let (waits, rtt) = (0..60).filter_map(look).max_by_key(|look| look.0).expect("a connection to the server");
+    let (client, server) = (client.join().expect("client"), serving.join().remove(0));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let ended = f.ended(1).remove(0);
+    assert_eq!((ended.splices, ended.refusal.map(|r| r.as_str())), (0, Some("path")), "{ended:?}");
+    println!("{family:?}: {waits} bytes wait, {rtt} ms to the server");
+    (rtt <= 1.0).then_some(waits)
 }
