@@ -126,7 +126,7 @@ enum Cause {
 /// Finds the cause from the verifier's log of a rejected program, the library's messages, and the errno of the load.
 fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
     if [libc::EAGAIN, libc::ENOMEM].contains(&errno) {
-        return Cause::Other(errno); // the verifier was interrupted, and says nothing of the program
+        return Cause::Other(errno); // the verifier did not finish, so its log says nothing about the program
     }
     if let Some((program, log)) = refused {
         // statistics come last; the error is before them
@@ -202,7 +202,9 @@ mod tests {
         // SAFETY: the handler does nothing, and no other test uses this signal.
         unsafe { sigaction(Signal::SIGUSR2, &nothing) }.unwrap();
         let (process, thread, over) = (std::process::id(), nix::unistd::gettid().as_raw(), AtomicBool::new(false));
-        thread::scope(|s| {
+        let mut object = ObjectBuilder::default().open_memory(OBJECT).unwrap();
+        let mut attempt = Attempt::at(&mut object).unwrap();
+        let loaded = thread::scope(|s| {
             s.spawn(|| {
                 while !over.load(Relaxed) {
                     // SAFETY: this takes three numbers; the thread waits for this one.
@@ -210,12 +212,11 @@ mod tests {
                     thread::sleep(Duration::from_millis(1));
                 }
             });
-            let mut object = ObjectBuilder::default().open_memory(OBJECT).unwrap();
-            let mut attempt = Attempt::at(&mut object).unwrap();
             let loaded = attempt.hear(|| object.load()).map(drop);
             over.store(true, Relaxed);
-            loaded.unwrap_or_else(|e| panic!("{}", attempt.verdict(&e, &std::env::temp_dir().join("signals.log"))));
+            loaded
         });
+        loaded.unwrap_or_else(|e| panic!("{}", attempt.verdict(&e, &std::env::temp_dir().join("signals.log"))));
     }
 
     /// Replaces the first instruction of `egress` by one that reads an uninitialized register.
