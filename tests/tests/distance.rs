@@ -180,7 +180,7 @@ fn two_long_legs_are_copied_while_that_is_faster() {
 #[ignore = "root"]
 fn a_slow_reader_far_away_takes_little_memory() {
     for family in Family::BOTH {
-        // a busy machine may make the server look far in all of the few measurements there are
+        // on a busy machine, the few measurements may all say that the server is far
         let waits = (0..5).find_map(|_| waits_for_a_slow_reader(family)).expect("the server is near");
         assert!((1..=1 << 20).contains(&waits), "{waits} bytes wait for a reader");
     }
