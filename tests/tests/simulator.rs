@@ -117,6 +117,18 @@ fn against_an_adversary() {
     all(Kind::Hostile, |_, _| None);
 }
 
+/// Segments that our sockets send are dropped before they leave, and the sockets know it.
+#[test]
+fn with_full_queues() {
+    let refused = std::cell::Cell::new(0);
+    all(Kind::Full, |_, o| {
+        refused.set(refused.get() + o.refused);
+        None
+    });
+    eprintln!("{} segments found no room", refused.get());
+    assert!(env::var_os("SIM_SEED").is_some() || refused.get() > 1000);
+}
+
 #[test]
 fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);

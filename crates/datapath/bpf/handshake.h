@@ -37,18 +37,23 @@ __noinline int report_handshake(struct __sk_buff *skb)
 	return 1;
 }
 
-/* Return the state (BPF_TCP_*) of the socket that would get the segment, or 0 if there is none. struct tuple and struct tuple4
- * have the layout of struct bpf_sock_tuple. */
-static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct scratch *sc)
+/* Find the socket that would get the segment, to be given back with bpf_sk_release(). struct tuple and struct tuple4 have the
+ * layout of struct bpf_sock_tuple. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct scratch *sc)
 {
 	struct tuple4 k = key4(&sc->t);
-	struct bpf_sock *sk;
-	__u32 state;
 
 	if (sc->v6)
-		sk = bpf_skc_lookup_tcp(skb, (void *)&sc->t, sizeof(sc->t), BPF_F_CURRENT_NETNS, 0);
-	else
-		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
+		return bpf_skc_lookup_tcp(skb, (void *)&sc->t, sizeof(sc->t), BPF_F_CURRENT_NETNS, 0);
+	return bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Return the state (BPF_TCP_*) of that socket, or 0 if there is none. */
+static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct scratch *sc)
+{
+	struct bpf_sock *sk = socket_of(skb, sc);
+	__u32 state;
+
 	if (!sk)
 		return 0;
 	state = sk->state;
@@ -70,6 +75,28 @@ static __always_inline int has_live_socket(struct __sk_buff *skb, const struct s
 	__u32 state = socket_state(skb, sc);
 
 	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
+}
+
+/* Read how far the local socket has sent (may_be_behind()). Not while a process works on it: it may be sending just now, with the
+ * acknowledgement back before it has counted the segment, and will count it before it handles the acknowledgement. */
+__noinline int ask_socket(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct bpf_sock *sk;
+	struct tcp_sock *tp;
+
+	if (!sc)
+		return 0;
+	sk = socket_of(skb, sc);
+	if (!sk)
+		return 0;
+	tp = sk->state == BPF_TCP_LISTEN ? NULL : bpf_skc_to_tcp_sock(sk);
+	if (tp && !*(volatile int *)&tp->inet_conn.icsk_inet.sk.sk_lock.owned) {
+		sc->s.socket_sent = tp->snd_nxt;
+		sc->s.socket_known = 1;
+	}
+	bpf_sk_release(sk);
+	return 0;
 }
 
 /* Report a segment to a transparent connection's socket if the socket is gone: the host has not received our reset. The kernel

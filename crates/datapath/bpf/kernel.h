@@ -20,6 +20,27 @@ struct net_device {
 	int ifindex;
 } __attribute__((preserve_access_index));
 
+typedef struct {
+	int owned; /* a process works on the socket: segments that arrive meanwhile wait */
+} __attribute__((preserve_access_index)) socket_lock_t;
+
+struct sock {
+	socket_lock_t sk_lock;
+} __attribute__((preserve_access_index));
+
+struct inet_sock {
+	struct sock sk;
+} __attribute__((preserve_access_index));
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u32 snd_nxt;
+} __attribute__((preserve_access_index));
+
 void *bpf_cast_to_kern_ctx(void *) __ksym;
 void *bpf_rdonly_cast(const void *, __u32) __ksym;
 

@@ -189,6 +189,9 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	}
 	if (o && is_half_frozen(l, o))
 		return RETRY;
+	sc->s.socket_known = 0;
+	if (may_be_behind(l))
+		ask_socket(skb);
 	/* Data beyond the limit. In forwarding mode, both directions go back to control mode. In a drain only this one does: the
 	 * other may have forwarded bytes that its socket has not seen, and user space waits for it. */
 	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {

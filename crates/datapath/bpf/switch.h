@@ -148,6 +148,15 @@ INLINE int ahead_of_socket(const struct leg *l)
 	return l->phase_out != PHASE_LOCAL || l->flags & LEG_AHEAD;
 }
 
+/* May the host acknowledge bytes that the local socket has not sent? Only if the leg is in a switch or was in one, or if the socket
+ * was recreated. The socket would ignore the whole segment, and each later one (RFC 9293, 3.10.7.4), so the programs ask it how
+ * far it is (ask_socket()). local_out does not tell: the kernel does not count a segment as sent if a queue behind egress() was
+ * full and has dropped it. */
+INLINE int may_be_behind(const struct leg *l)
+{
+	return !!(l->flags & (LEG_PAIRED | LEG_RESTORED));
+}
+
 /* Is the leg in control mode, with the same numbers at the socket and on the wire? */
 INLINE int untouched(const struct leg *l)
 {
@@ -168,6 +177,10 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	if (l->phase_out == PHASE_TO_LOCAL) {
 		lo = l->bound_out;
 		ack = later(ack, lo);
+	}
+	if (s->socket_known && !after(s->ack, l->max_out)) { /* the socket has to see that a forged one is wrong */
+		hi = earlier(hi, s->socket_sent + l->shim_out);
+		ack = earlier(ack, hi);
 	}
 	/* A socket that has received both the host's FIN and the acknowledgement of its own is gone. But while its
 	 * acknowledgement of the host's FIN is held back, the host retransmits the FIN, and that needs a socket. So hide the
@@ -494,7 +507,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 /* Does the socket get the segment unchanged? After step 1. */
 INLINE int is_plain(const struct leg *l, const struct seg *s, const struct plan *p)
 {
-	return untouched(l) && !p->returned && p->l.seq == s->seq && p->l.flags == s->flags;
+	return untouched(l) && !p->returned && p->l.seq == s->seq && p->l.ack == s->ack && p->l.flags == s->flags;
 }
 
 /* ---- a segment from a host, step 2: under the lock of the other leg ---- */

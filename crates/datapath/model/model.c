@@ -136,9 +136,10 @@ static void take(struct model_out *out, enum step step, const struct seg *s, con
 }
 
 /* ingress() and slow_ingress() without packets. */
-static void ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
+static void ingress(struct model *m, int i, const struct seg *came, struct model_out *out)
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
+	struct seg segment = *came, *s = &segment;
 	enum step step;
 	struct plan p;
 	int woken = 0;
@@ -156,6 +157,7 @@ again:
 		out->dropped = V_STALE_CPU;
 		return;
 	}
+	s->socket_known &= may_be_behind(l);
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
 		if (woken)
 			unsplice_legs(m);

@@ -101,7 +101,7 @@ impl World {
         }
         self.note(|_| format!("{from:?} in {}: no socket", show(p)));
         if let Some(reset) = reset_for(p) {
-            self.by_socket(from, reset);
+            self.by_socket(from, &reset);
         }
         true
     }

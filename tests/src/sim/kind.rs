@@ -26,6 +26,8 @@ pub enum Kind {
     Bad,
     /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
     Crossing,
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the queues of our devices are sometimes full. Our sockets are told.
+    Full,
     /// Like [`Kind::Bad`], with ECN negotiated at random and a network that marks.
     Marked,
     /// Like [`Kind::Bad`], and an off-path attacker sends segments with the hosts' addresses.

@@ -5,6 +5,7 @@ mod adversary;
 mod app;
 mod death;
 mod detour;
+mod device;
 mod holder;
 mod kind;
 mod marks;
@@ -17,6 +18,7 @@ mod tcp;
 use app::{App, byte};
 use death::Death;
 use detour::Detours;
+use device::Device;
 pub use kind::{Kind, Weather};
 use longsplice_datapath::{
     LegFlags, Pair, Side, VERDICTS,
@@ -61,6 +63,8 @@ pub struct Outcome {
     pub outdated: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
+    /// Segments for which there was no room in the queue of our device.
+    pub refused: u32,
     /// Congestion marks.
     pub marks: marks::Counts,
     /// The error, if any.
@@ -135,6 +139,7 @@ struct World {
     death: Option<Death>,
     reset: Option<Reset>,
     detours: Option<Detours>,
+    device: Option<Device>,
     marks: Marks,
     out: Outcome,
     progress: Pair<u64>,
@@ -150,6 +155,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Queued => w.queues = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
+        Kind::Full => w.is_to_be_full(seed),
         Kind::Killed => w.is_to_die(seed),
         Kind::Reset => w.is_to_be_reset(seed),
         Kind::Moved => w.is_to_move(seed),
@@ -165,6 +171,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         let old = |h: &Tcp| h.ignored.iter().find(|i| i.0 == tcp::Ignored::Paws).map_or(0, |i| i.1);
         w.out.outdated = w.hosts.iter().map(old).sum();
     }
+    w.out.refused = w.device.map_or(0, |d| d.refused);
     w.out.splices = w.relay.splices;
     w.out.time = w.now;
     w.out.whole = w.relay.goes_on;
@@ -342,6 +349,7 @@ impl World {
             death: None,
             reset: None,
             detours: None,
+            device: None,
             marks,
             out,
             progress: Pair::both(0),
@@ -511,8 +519,12 @@ impl World {
                 self.note(|_| format!("{side:?} -> {}", show(&p)));
                 self.wire(side, false, p);
             }
+            let mut goes = true;
             for p in self.sockets[side].poll(self.now) {
-                self.by_socket(side, p);
+                goes = goes && self.by_socket(side, &p);
+                if !goes {
+                    self.sockets[side].refuse(self.now, &p);
+                }
             }
             if self.hosts[side].reset && !self.may_break_off() {
                 return self.fail(&format!("{side:?} was reset"));
@@ -555,7 +567,9 @@ impl World {
             _ => None,
         });
         let (_, serial, packet) = coming.min_by_key(|c| (c.0, c.1))?;
-        Some(Meanwhile { serial, from, packet: packet.clone(), lock, fate: None })
+        let packet = packet.clone();
+        let segment = self.arriving(from, &packet);
+        Some(Meanwhile { serial, from, packet, segment, lock, fate: None })
     }
 
     fn app(&mut self, side: Side) {
@@ -637,18 +651,25 @@ impl World {
         }
     }
 
-    fn by_socket(&mut self, side: Side, mut p: Packet) {
+    /// Sends a packet of our socket. Returns false if the queue of the device is full.
+    fn by_socket(&mut self, side: Side, p: &Packet) -> bool {
+        let (mut p, mut goes) = (p.clone(), true);
         self.marks.by_socket(side, &mut p);
         self.model.time((self.now + self.hosts.client.slept) * 1000);
         match self.model.egress(side, &seg(&p)) {
             None => self.note(|_| format!("socket to {side:?} muted {}", show(&p))),
             Some(e) => {
                 let q = edited(&p, &e);
-                self.note(|_| format!("socket to {side:?} {} as {}", show(&p), show(&q)));
-                self.wire(side, true, q);
+                goes = self.device.as_mut().is_none_or(Device::takes_one);
+                let not = if goes { "" } else { " (queue is full)" };
+                self.note(|_| format!("socket to {side:?} {} as {}{not}", show(&p), show(&q)));
+                if goes {
+                    self.wire(side, true, q);
+                }
             }
         }
         self.wake_relay();
+        goes
     }
 
     /// Wakes the relay, with a delay.
@@ -673,7 +694,7 @@ impl World {
             Event::ToUs(from, ref p) | Event::Back(from, ref p) => {
                 self.model.time((self.now + self.hosts.client.slept) * 1000);
                 let mut meanwhile = self.choose_meanwhile();
-                let segment = Seg { again: matches!(e, Event::Back(..)).into(), ..seg(p) };
+                let segment = Seg { again: matches!(e, Event::Back(..)).into(), ..self.arriving(from, p) };
                 let (fate, events) = match &mut meanwhile {
                     Some(w) => w.during(&mut self.model, |m| m.ingress(from, &segment)),
                     None => self.model.ingress(from, &segment),
@@ -728,8 +749,8 @@ fn seg(p: &Packet) -> Seg {
         urg: p.urg,
         flags: p.flags,
         has_ts: p.ts.is_some().into(),
-        again: 0,
         ecn: p.ecn,
+        ..Seg::default()
     }
 }
 

@@ -1,14 +1,11 @@
 //! The engine over simulated sockets: runs the [core](longsplice_engine::core) of the flow as the task and the keeper do.
 //! Like a process, it sleeps between events and wakes up late.
 
-use super::{
-    seg,
-    tcp::{MS, Packet, Tcp, Time},
-};
+use super::tcp::{MS, Packet, Tcp, Time};
 use longsplice_datapath::{
     Half, LegFlags, Limit, Pair, PathFacts, PathFlags, Phase, Side, SwitchError, Switched, Tuple,
     abi::switch_op,
-    model::{Fate, Model, Switch},
+    model::{Fate, Model, Seg, Switch},
 };
 use longsplice_engine::{
     Command, EndReason, PathRule, Policy, SpliceWhen,
@@ -83,6 +80,7 @@ pub struct Meanwhile {
     pub serial: u64,
     pub from: Side,
     pub packet: Packet,
+    pub segment: Seg,
     /// Number of the lock before which it arrives.
     pub lock: u32,
     /// The decision about the segment; `None`: the operation took fewer locks.
@@ -94,7 +92,7 @@ impl Meanwhile {
         if self.fate.is_some() {
             return work(m);
         }
-        let (done, fate) = m.meanwhile((self.lock, self.from, &seg(&self.packet)), work);
+        let (done, fate) = m.meanwhile((self.lock, self.from, &self.segment), work);
         self.fate = fate;
         done
     }

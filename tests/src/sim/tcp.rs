@@ -23,6 +23,9 @@ pub fn before(a: u32, b: u32) -> bool {
 pub fn after(a: u32, b: u32) -> bool {
     before(b, a)
 }
+pub fn earlier(a: u32, b: u32) -> u32 {
+    if before(a, b) { a } else { b }
+}
 pub fn later(a: u32, b: u32) -> u32 {
     if after(a, b) { a } else { b }
 }
@@ -54,6 +57,10 @@ pub struct Tcp {
     buffer: VecDeque<u8>,
     /// The end of the urgent data.
     urgent_out: Option<u32>,
+    /// `max` before the segments that were returned last.
+    counted: u32,
+    /// Until this time, or an acknowledgement, new data waits: the device has refused some.
+    refused_until: Option<Time>,
     closing: bool,
     fin_sent: bool,
     pub fin_acked: bool,
@@ -123,6 +130,8 @@ impl Tcp {
             wl2: one,
             buffer: VecDeque::new(),
             urgent_out: None,
+            counted: one,
+            refused_until: None,
             closing: false,
             fin_sent: false,
             fin_acked: false,
@@ -292,7 +301,7 @@ impl Tcp {
         if self.dead || self.reset {
             return None;
         }
-        [self.rto_at, self.persist_at, self.delack_at, self.ends_at].into_iter().flatten().min()
+        [self.rto_at, self.persist_at, self.delack_at, self.ends_at, self.refused_until].into_iter().flatten().min()
     }
 
     fn tsval(&self, now: Time) -> u32 {
@@ -310,6 +319,8 @@ impl Tcp {
             let end = *self.ends_at.get_or_insert(now + 60_000 * MS);
             self.dead |= now >= end;
         }
+        self.counted = self.max;
+        self.refused_until = self.refused_until.filter(|until| *until > now);
         if self.delack_at.is_some_and(|t| t <= now) {
             self.ack_now = true;
         }
@@ -375,6 +386,20 @@ impl Tcp {
         self.persist_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
     }
 
+    /// Takes back a segment that [`Tcp::poll`] has returned last: the queue of the device is full. As in Linux, its data counts as
+    /// unsent, if it is new.
+    pub fn refuse(&mut self, now: Time, p: &Packet) {
+        if !after(p.end(), self.counted) {
+            return;
+        }
+        let sent = later(p.seq, self.counted);
+        (self.max, self.nxt) = (earlier(self.max, sent), earlier(self.nxt, sent));
+        self.fin_sent &= p.flags & FIN == 0;
+        self.timed = self.timed.filter(|(end, _)| !after(*end, self.max));
+        self.rto_at = self.rto_at.filter(|_| self.una != self.max);
+        self.refused_until = Some(now + self.rto.max(200 * MS));
+    }
+
     /// Leaves TCP_REPAIR with a window probe.
     pub fn ask(&mut self, now: Time) {
         self.push(now, self.una.wrapping_sub(1), Vec::new(), 0);
@@ -401,7 +426,7 @@ impl Tcp {
             }
             let in_flight = self.nxt.wrapping_sub(self.una);
             let window = self.wnd.min(self.cwnd + self.dup * self.mss());
-            if !before(self.nxt, goal) {
+            if !before(self.nxt, goal) || (self.nxt == self.max && self.refused_until.is_some()) {
                 break;
             }
             let left = goal.wrapping_sub(self.nxt);

@@ -200,6 +200,7 @@ impl Tcp {
             self.fin_acked = true;
         }
         self.una = ack;
+        self.refused_until = None;
         self.urgent_out = self.urgent_out.filter(|end| after(*end, ack));
         self.nxt = later(self.nxt, ack);
         self.sacked.retain(|&(_, e)| after(e, ack));

@@ -1,0 +1,42 @@
+//! Our devices, whose queues may be full. The kernel tells the socket then, which counts new data as unsent, although the data path
+//! has seen it leave.
+
+use super::{Side, World, seg, tcp::Packet};
+use longsplice_datapath::model::Seg;
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+/// How full the queues are.
+pub struct Device {
+    rng: SmallRng,
+    /// Probability that a segment finds no room.
+    full: f64,
+    /// Probability that a segment arrives while the process works on its socket.
+    busy: f64,
+    /// Segments that found no room.
+    pub refused: u32,
+}
+
+impl Device {
+    /// Whether the queue has room for a segment.
+    pub fn takes_one(&mut self) -> bool {
+        let is_full = self.rng.random_bool(self.full);
+        self.refused += u32::from(is_full);
+        !is_full
+    }
+}
+
+impl World {
+    pub fn is_to_be_full(&mut self, seed: u64) {
+        let mut rng = SmallRng::seed_from_u64(!seed);
+        self.other_cpu = rng.random_bool(0.5).then(|| SmallRng::seed_from_u64(seed));
+        let (full, busy) = (rng.random_range(0.0..0.2), rng.random_range(0.0..0.3));
+        self.device = Some(Device { rng, full, busy, refused: 0 });
+    }
+
+    /// A segment from this host, with what the data path asks its socket.
+    pub fn arriving(&mut self, from: Side, p: &Packet) -> Seg {
+        let socket = &self.sockets[from];
+        let busy = self.device.as_mut().is_some_and(|d| d.rng.random_bool(d.busy));
+        Seg { socket_known: (!busy && !socket.is_gone()).into(), socket_sent: socket.numbers().1, ..seg(p) }
+    }
+}
