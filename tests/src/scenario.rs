@@ -60,6 +60,8 @@ pub struct Scenario {
     /// Impairments of the links.
     #[serde(default)]
     pub impair: BTreeMap<LinkDirection, Impairing>,
+    /// The queues of the forwarder's devices, if they are short.
+    pub queue: Option<Queue>,
     /// The end that connects.
     pub client: End,
     /// The end that accepts.
@@ -142,6 +144,15 @@ impl Impairing {
             ..Impair::default()
         }
     }
+}
+
+/// A queue that drops what does not fit: see [`Lab::shorten_queues`](longsplice_lab::Lab::shorten_queues).
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub struct Queue {
+    pub bytes: u32,
+    pub mbit: u32,
 }
 
 /// Splice once this many bytes have passed each way, after a delay.

@@ -217,17 +217,13 @@ fn released_and_never_idle() {
     }
 }
 
-/// The queues of the forwarder's devices are short. The kernel drops what does not fit after the data path has seen it leave, and
-/// tells the socket, which counts it as unsent.
+/// The kernel drops what does not fit into short queues. The data path has seen it leave; a socket counts it as unsent.
 #[test]
 #[ignore = "root"]
 fn behind_full_queues() {
     for family in Family::BOTH {
         let lab = lab(true);
-        for device in ["f0", "f1"] {
-            let queue = format!("qdisc add dev {device} root tbf rate 200mbit burst 64kb limit 64kb");
-            lab.forwarder.execute("tc", &queue.split(' ').collect::<Vec<_>>()).expect("tc");
-        }
+        lab.shorten_queues(65_536, 200).expect("tc");
         let (pace, time) = (1_000_000_000, Duration::from_secs(5));
         let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
         let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();

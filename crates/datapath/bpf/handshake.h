@@ -8,6 +8,7 @@
 #ifndef LONGSPLICE_HANDSHAKE_H
 #define LONGSPLICE_HANDSHAKE_H
 
+#include "kernel.h"
 #include "mark.h"
 #include "parse.h"
 #include "place.h"

@@ -5,6 +5,7 @@
 #define LONGSPLICE_RECORD_H
 
 #include "path.h"
+#include "reset.h"
 
 /* Is `peer` still the leg's peer? It was looked up without the lock, and the leg may have joined another flow since. A segment
  * sent to the former peer with the numbers of the new one would acknowledge bytes that its host never sent. */

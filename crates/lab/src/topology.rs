@@ -278,6 +278,16 @@ impl Lab {
         }
     }
 
+    /// Gives the forwarder's devices queues of this length in bytes, which empty at this rate in Mbit/s (tc-tbf(8)). The kernel
+    /// drops what does not fit. If a local socket has sent it, the socket is told, unlike with a loss by [`Impair`](crate::Impair).
+    pub fn shorten_queues(&self, bytes: u32, rate: u32) -> Result<(), LabError> {
+        let devices: BTreeSet<_> = [self.client_device(), self.server_device()].into();
+        devices.into_iter().try_for_each(|device| {
+            let queue = format!("qdisc add dev {device} root tbf rate {rate}mbit burst {bytes} limit {bytes}");
+            self.forwarder.execute("tc", &queue.split(' ').collect::<Vec<_>>()).map(drop)
+        })
+    }
+
     /// Switches IP forwarding at the forwarder on or off.
     pub fn set_forwarding(&self, on: bool) -> Result<(), LabError> {
         let value = if on { "1" } else { "0" };

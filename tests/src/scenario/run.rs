@@ -140,6 +140,9 @@ fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
             namespace.sysctl(name, value).expect("sysctl");
         }
     }
+    if let Some(queue) = s.queue {
+        lab.shorten_queues(queue.bytes, queue.mbit).expect("tc");
+    }
     s.impair.iter().map(|(way, i)| lab.impair(*way, i.impair()).expect("impairment")).collect()
 }
 

@@ -26,9 +26,16 @@ impl Device {
 }
 
 impl World {
+    /// Combines this with what other runs are about.
     pub fn is_to_be_full(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(!seed);
-        self.other_cpu = rng.random_bool(0.5).then(|| SmallRng::seed_from_u64(seed));
+        match rng.random_range(0..5) {
+            0 => self.other_cpu = Some(SmallRng::seed_from_u64(seed)),
+            1 => self.adversary = Some(SmallRng::seed_from_u64(seed)),
+            2 => self.is_to_die(seed),
+            3 => self.is_to_move(seed),
+            _ => {}
+        }
         let (full, busy) = (rng.random_range(0.0..0.2), rng.random_range(0.0..0.3));
         self.device = Some(Device { rng, full, busy, refused: 0 });
     }

@@ -26,8 +26,6 @@ pub enum Kind {
     Bad,
     /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
     Crossing,
-    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the queues of our devices are sometimes full. Our sockets are told.
-    Full,
     /// Like [`Kind::Bad`], with ECN negotiated at random and a network that marks.
     Marked,
     /// Like [`Kind::Bad`], and an off-path attacker sends segments with the hosts' addresses.
@@ -40,4 +38,7 @@ pub enum Kind {
     Moved,
     /// [`Kind::Moved`] and [`Kind::Hostile`] combined.
     HostileMoved,
+    /// Like [`Kind::Bad`], [`Kind::Crossing`], [`Kind::Hostile`], [`Kind::Killed`] or [`Kind::Moved`], and the queues of our
+    /// devices are sometimes full. Our sockets are told.
+    Full,
 }

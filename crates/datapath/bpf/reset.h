@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Resets outside of forwarding mode: whether an RST is genuine, and what the socket and the other host get to see of it. As in
+ * switch.h, each function works on one leg, under its lock. */
+#ifndef LONGSPLICE_RESET_H
+#define LONGSPLICE_RESET_H
+
+#include "switch.h"
+
+/* Is the RST exactly in order? Only then does it reset the connection (RFC 5961, 3.2). */
+INLINE int rst_in_order(const struct leg *l, const struct seg *s)
+{
+	return s->seq == l->ack_out || s->seq == l->max_in;
+}
+
+/* Is the RST late, but possibly genuine? If the window has shrunk below what Linux had sent, it resets at the edge of the window
+ * that it knows (tcp_acceptable_seq()), and a close ignores acknowledgements that arrive meanwhile. The receiver is beyond such a
+ * reset by then, and no other one follows. It cannot be older than the largest window that the host may have been given. */
+INLINE int is_late(const struct leg *l, __u32 seq)
+{
+	return before(seq, l->ack_out) && l->ack_out - seq <= (__u32)65535 << l->wscale_out;
+}
+
+/* Fill in the copy of an RST for the local socket, which decides about it in control mode. An RST in order gets the number
+ * that the socket has acknowledged: the socket may lack the bytes before it, and ignores an RST beyond its window. An unsplice
+ * shrinks the window, and the host may have used the larger one. So an RST beyond the current edge moves to just before it,
+ * where the socket challenges the host (RFC 5961, 3.2). The edge itself would be in order for a socket that has received
+ * everything up to there. Late RSTs move there, too. */
+INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
+{
+	__u32 edge = edge_local(l), seq = s->seq;
+
+	edit_for_local(l, s, p, 1);
+	p->l.keep = s->len;
+	p->l.flags = s->flags;
+	if (rst_in_order(l, s)) {
+		l->flags |= LEG_RESET | LEG_RESET_IN;
+		seq = l->ack_local;
+	} else if (((after(seq, edge) && !after(seq, l->edge_out)) || is_late(l, seq)) && edge - l->ack_local > 1) {
+		seq = edge - 1;
+	}
+	p->l.seq = seq - l->shim_in;
+}
+
+/* Plan for an RST that is not in order, while the flow is switching. It changes no other state. If it is in the window or
+ * late, its sender is challenged (RFC 5961, 3.2): by the socket, whose challenge leaves like its other segments, or by the
+ * other host, if the socket is muted or the number belongs to forwarded bytes. After an unsplice, a challenge from the other
+ * host would not get through, so the socket probes then (LEG_PROBE). Returns 0 if the RST is neither. */
+INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
+{
+	if (after(s->seq, l->edge_out) || (before(s->seq, l->ack_out) && !is_late(l, s->seq)))
+		return 0;
+	reset_for_local(l, s, p);
+	l->flags |= LEG_PROBE;
+	p->fwd = (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD) ||
+		 (l->phase_in == PHASE_TO_LOCAL && before(s->seq, l->bound_in));
+	p->local = !p->fwd;
+	p->l.keep = p->f.keep = 0; /* drop its text, if it has any: nobody reads it (RFC 9293, 3.10.7.4) */
+	p->f.flags = s->flags;
+	p->f.seq = s->seq + l->seq_off;
+	p->f.win = p->f.urg = 0;
+	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
+	return 1;
+}
+
+/* The rest of unproven_reset(), for the leg where the copy leaves. The other host would ignore an RST outside of its window. A
+ * late one is not moved into the window, where old hosts accept any RST: a keep-alive (RFC 9293, 3.8.4) takes its place, and
+ * the host answers that. */
+INLINE void ask_other(const struct leg *o, struct plan *p)
+{
+	if (before(p->f.seq, o->ack_in)) {
+		p->f.seq = o->ack_in - 1;
+		p->f.flags = TH_ACK;
+	} else if (after(p->f.seq, o->edge_in) && o->edge_in - o->ack_in > 1) {
+		p->f.seq = o->edge_in - 1;
+	}
+	p->f.ack = o->ack_out;
+}
+
+/* Plan for an RST in order while the flow is switching: it goes to both the socket, which may be gone, and the other host.
+ * Under the lock of the leg where it arrived ... */
+INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
+{
+	l->flags |= LEG_RESET | LEG_RESET_IN;
+	edit_for_local(l, s, p, 0);
+	p->l.keep = p->f.keep = 0;
+	p->l.flags = p->f.flags = s->flags;
+	p->local = 1;
+	p->fwd = !s->len; /* an RST with text (RFC 9293, 3.10.7.4) is not forwarded */
+	p->f.tsval = s->tsval;
+	p->f.tsecr = s->tsecr;
+	p->f.sack_add = 0;
+	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
+}
+
+/* ... and under the lock of the other leg. */
+INLINE void forward_reset(struct leg *o, struct plan *p)
+{
+	p->f.seq = o->ack_in; /* exactly what it expects (RFC 5961, 3.2) */
+	p->f.ack = o->ack_out;
+	p->f.win = p->f.urg = 0;
+	o->flags |= LEG_RESET;
+}
+
+#endif
