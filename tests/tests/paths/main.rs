@@ -43,7 +43,16 @@ impl Talk {
         Talk::with(lab, family, policy, connections, OpenOptions::default())
     }
 
+    /// Begins, and waits until all connections are spliced.
     fn with(lab: &Lab, family: Family, policy: Policy, connections: u32, options: OpenOptions) -> Talk {
+        let talk = Talk::open(lab, family, policy, connections, options);
+        let all = connections as usize;
+        talk.until("all are spliced", |t| t.states(&[FlowState::Spliced, FlowState::Released]) == all);
+        talk.goes_on();
+        talk
+    }
+
+    fn open(lab: &Lab, family: Family, policy: Policy, connections: u32, options: OpenOptions) -> Talk {
         let server = SERVER.port(family, 7000);
         let answer = Script::answerer().bytes(BYTES).pace(PACE).deadline(2 * PATIENCE);
         let all = connections as usize;
@@ -54,14 +63,18 @@ impl Talk {
         let client =
             |seed| lab.client.spawn(move || converse(connect(proxy, &script(seed)).expect("connect"), &script(seed)));
         let clients = (1..=connections).map(|seed| client(seed.into())).collect();
-        let talk = Talk { forwarder, clients, serving };
-        talk.until("all are spliced", |t| t.states(&[FlowState::Spliced, FlowState::Released]) == all);
-        talk.goes_on();
-        talk
+        Talk { forwarder, clients, serving }
     }
 
     fn states(&self, wanted: &[FlowState]) -> usize {
         self.forwarder.splicer.flows().iter().filter(|f| wanted.contains(&f.state)).count()
+    }
+
+    /// Number of connections that are spliced, or were.
+    fn once_spliced(&self) -> usize {
+        let splicer = &self.forwarder.splicer;
+        let splices = |f: &FlowStatus| splicer.inspect(f.id).and_then(|flow| flow.splices);
+        splicer.flows().iter().filter(|f| splices(f) > Some(0)).count()
     }
 
     fn until(&self, what: &str, is: impl Fn(&Talk) -> bool) {
