@@ -78,8 +78,8 @@ static __always_inline int has_live_socket(struct __sk_buff *skb, const struct s
 	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
 }
 
-/* Read how far the local socket has sent (may_be_behind()). Not while a process works on it: it may be sending just now, with the
- * acknowledgement back before it has counted the segment, and will count it before it handles the acknowledgement. */
+/* Read how far the local socket has sent (may_be_behind()). Nothing is read while a process works on it. The socket may be
+ * sending just then: the acknowledgement may arrive before the segment is counted, but waits until the process is done. */
 __noinline int ask_socket(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();

@@ -144,8 +144,8 @@ INLINE int ahead_of_socket(const struct leg *l)
 
 /* May the host acknowledge bytes that the local socket has not sent? Only if the leg is in a switch or was in one, or if the
  * socket was recreated. The socket would discard such a segment and all later ones (RFC 9293, 3.10.7.4), so ask_socket() reads
- * how far it is. local_out does not tell: if a queue behind egress() is full, the kernel drops the segment and counts it as
- * unsent. */
+ * how far it has sent. local_out does not tell: if a queue behind egress() is full, the kernel drops the segment and counts it
+ * as unsent. */
 INLINE int may_be_behind(const struct leg *l)
 {
 	return !!(l->flags & (LEG_PAIRED | LEG_RESTORED));

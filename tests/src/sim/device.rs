@@ -1,5 +1,5 @@
-//! Our devices, whose queues may be full. The kernel tells the socket then, which counts new data as unsent, although the data path
-//! has seen it leave.
+//! Our devices, whose queues may be full. The kernel then tells the socket, which counts new data as unsent, although the data
+//! path has seen it leave.
 
 use super::{Side, World, seg, tcp::Packet};
 use longsplice_datapath::model::Seg;
