@@ -3,11 +3,11 @@
 //!
 //! It is given only fields with a single meaning: several lines of a name are joined into one
 //! list, directives are in lower case (RFC 9111, 5.2), and the age is that at the time of the
-//! reply (4.2.3). It is not given `max-stale`, because no reply is served stale (4.2.4).
+//! reply (4.2.3), and dates are in one format (RFC 9110, 5.6.7). It is not given `max-stale`, because no reply is served stale (4.2.4).
 
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, request, response};
 use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
-use longsplice_http::{Framing, Request, Response};
+use longsplice_http::{Request, Response};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -78,7 +78,7 @@ impl Question {
     pub fn new(request: &Request, url: String, identity: bool) -> Option<Question> {
         let mut all: Vec<(&str, Cow<'_, [u8]>)> = request.end_to_end().map(|(n, v)| (n, v.into())).collect();
         let has = |name: &str| all.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
-        let body = !matches!(request.framing, Framing::None | Framing::Exact(0));
+        let body = !request.framing.is_empty();
         if !matches!(request.method.as_str(), "GET" | "HEAD") || body || request.upgrade.is_some() {
             return None;
         }
@@ -179,6 +179,7 @@ impl Meta {
 
     fn response(&self) -> Option<response::Parts> {
         let mut headers = headers(pairs(&self.fields))?;
+        write_dates_anew(&mut headers);
         headers.insert("age", self.age.min(AGE_MAX).into());
         let (mut parts, ()) = ::http::Response::new(()).into_parts();
         parts.status = self.status.try_into().ok()?;
@@ -343,6 +344,20 @@ fn headers<'a>(fields: impl IntoIterator<Item = (&'a str, impl AsRef<[u8]>)>) ->
     }
     // a value that is not text could not be compared
     if headers.get_all("vary").iter().any(|v| v.to_str().is_err()) { None } else { Some(headers) }
+}
+
+/// Writes dates in the only format that `http-cache-semantics` reads as HTTP does: it expects those of mail (RFC 5322). An
+/// `Expires` that is no date is in the past (RFC 9111, 5.3); a `Date` or `Last-Modified` that is none says nothing.
+fn write_dates_anew(headers: &mut HeaderMap) {
+    for name in ["date", "expires", "last-modified"] {
+        let Some(value) = headers.get(name) else { continue };
+        let date = value.to_str().ok().and_then(|text| httpdate::parse_http_date(text).ok());
+        match date.map(httpdate::fmt_http_date).and_then(|text| HeaderValue::from_str(&text).ok()) {
+            Some(date) => drop(headers.insert(name, date)),
+            None if name == "expires" => drop(headers.insert(name, HeaderValue::from_static("0"))),
+            None => drop(headers.remove(name)),
+        }
+    }
 }
 
 fn pairs(fields: &[(String, String)]) -> impl Iterator<Item = (&str, Vec<u8>)> {

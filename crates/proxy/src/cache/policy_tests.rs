@@ -73,6 +73,35 @@ fn what_may_be_stored() {
     assert!(head.meta(&reply(200, "Cache-Control: max-age=10\r\n"), server, "", [at(0); 2]).is_none());
 }
 
+/// RFC 9110, 5.6.7: three formats are dates, and mail's others are none.
+#[test]
+fn dates_are_those_of_http() {
+    for (fields, counts) in [
+        ("Expires: Sun, 06 Nov 1994 09:00:00 GMT\r\n", true),
+        ("Expires: Sunday, 06-Nov-94 09:00:00 GMT\r\n", true),
+        ("Expires: Sun Nov  6 09:00:00 1994\r\n", true),
+        ("Expires: Thu, 18  Aug  2050 02:01:18 GMT\r\n", false), // 5.3
+        ("Expires: Sun, 06 Nov 1994 09:00:00 +0000\r\n", false),
+        ("Expires: 6 Nov 1994 09:00:00 GMT\r\n", false),
+        ("Expires: Sun, 06 Nov 1994 09:00:00 GMT\r\nExpires: Sun, 06 Nov 1994 09:00:01 GMT\r\n", false),
+        ("Last-Modified: Saturday, 06-Nov-93 08:49:37 GMT\r\n", true),
+        ("Last-Modified: Sat, 06  Nov  1993 08:49:37 GMT\r\n", false),
+    ] {
+        let meta = stored("", 200, &format!("{DATE}{fields}ETag: \"a\"\r\n")).unwrap();
+        let fit = meta.fit(&question("").unwrap(), at(3));
+        assert_eq!(fit == Fit::Fresh, counts, "{fields}");
+    }
+    // the lifetime counts from Date (4.2.1), or from the time of the reply if that is none (RFC 9110, 6.6.1)
+    let expires = "Expires: Sun, 06 Nov 1994 08:49:47 GMT\r\nETag: \"a\"\r\n";
+    for date in ["Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+        let meta = stored("", 200, &format!("Date: {date}\r\n{expires}")).unwrap();
+        let fit = |seconds| meta.fit(&question("").unwrap(), at(seconds));
+        assert_eq!([fit(9), fit(10)], [Fit::Fresh, Fit::Stale], "{date}");
+    }
+    let meta = stored("", 200, &format!("Date: Sun, 06 Nov 1994 08:40:00 +0000\r\n{expires}")).unwrap();
+    assert_eq!(meta.fit(&question("").unwrap(), at(9)), Fit::Stale);
+}
+
 #[test]
 fn questions_that_are_none() {
     for fields in ["Range: bytes=0-1\r\n", "If-Match: *\r\n", "If-Unmodified-Since: x\r\n", "If-Range: \"a\"\r\n"] {
