@@ -14,7 +14,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Reads `HOST` or `HOST:PORT`.
+    /// Reads `HOST`, `HOST:PORT` or `HOST:`, which is the same as `HOST`.
     ///
     /// # Errors
     /// [`Wrong::Authority`]
@@ -26,6 +26,7 @@ impl Authority {
         let port = match port.strip_prefix(':') {
             None if port.is_empty() => None,
             None => return Err(Wrong::Authority),
+            Some("") => None, // RFC 3986, 3.2.3
             Some(port) => Some(number(port)?),
         };
         let good = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {

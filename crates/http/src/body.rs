@@ -15,6 +15,13 @@ pub enum Framing {
     UntilClose,
 }
 
+impl Framing {
+    /// Whether the head says that there is no content: no body, or one of zero bytes, which mean the same.
+    pub fn is_empty(self) -> bool {
+        matches!(self, Framing::None | Framing::Exact(0))
+    }
+}
+
 /// A parser for a body. It inspects bytes and changes none.
 #[derive(Debug, Clone)]
 pub enum Body {

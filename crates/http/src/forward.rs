@@ -106,7 +106,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         }
         list(&mut out, name, before, &client);
     }
-    let upgrade = r.upgrade.as_ref().filter(|_| r.framing == Framing::None);
+    let upgrade = r.upgrade.as_ref().filter(|_| r.framing.is_empty());
     let options = [
         ("upgrade", upgrade.is_some()),
         ("TE", r.trailers),

@@ -27,7 +27,7 @@ const WITH_CONTENT: [&str; 12] = [
 pub enum Form {
     /// A path and optionally a query: sent to a server.
     Origin(String),
-    /// `http://HOST:PORT/PATH`: sent to a proxy. The path is in the form that a server expects (RFC 9112, 3.2.1, 3.2.4).
+    /// `http://HOST:PORT/PATH`, or `ws:` with an upgrade to WebSocket: sent to a proxy. The path is in the form that a server expects (RFC 9112, 3.2.1, 3.2.4).
     Absolute(Authority, String),
     /// `HOST:PORT`: CONNECT.
     Authority(Authority),
@@ -87,21 +87,25 @@ impl Request {
         let form = form(method, target)?;
         host(&fields, version, &form)?;
         let framing = fields.framing(version)?.unwrap_or(Framing::None);
-        if method == "CONNECT" && !matches!(framing, Framing::None | Framing::Exact(0)) {
+        if method == "CONNECT" && !framing.is_empty() {
             return Err(Wrong::ConnectBody);
         }
         let hop = fields.connection()?;
         let says = |option: &str| hop.iter().any(|h| h == option);
+        let upgrade = upgrade(&fields, says("upgrade") && version == Version::Http11);
+        if is_ws(target) && !upgrade.as_deref().is_some_and(asks_for_websocket) {
+            return Err(Wrong::Scheme);
+        }
         let max_forwards = fields.one("max-forwards", Wrong::MaxForwards)?;
         let max_forwards = match max_forwards.filter(|_| matches!(method, "OPTIONS" | "TRACE")) {
             Some(n) => Some(number(n).ok_or(Wrong::MaxForwards)?),
             None => None,
         };
-        let framing = if framing == Framing::Exact(0) && method == "CONNECT" { Framing::None } else { framing };
+        let framing = if framing.is_empty() && method == "CONNECT" { Framing::None } else { framing };
         Ok(Request {
             keep_alive: version == Version::Http11 && !says("close"),
             trailers: version == Version::Http11 && takes_trailers(&fields),
-            upgrade: upgrade(&fields, says("upgrade") && version == Version::Http11),
+            upgrade,
             method: method.to_owned(),
             form,
             version,
@@ -123,15 +127,14 @@ impl Request {
     /// Whether the request may be sent again if no byte of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and
     /// it has no body, part of which may already be gone.
     pub fn is_repeatable(&self) -> bool {
-        matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE") && self.framing == Framing::None
+        matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE") && self.framing.is_empty()
     }
 
     /// Whether the request has content although its method defines none, as with GET, HEAD,
     /// DELETE and OPTIONS, or is unknown. A server that does not read the content takes it for
     /// the next request (RFC 9110, 9.3.1), so nothing else may be sent on that connection.
     pub fn has_odd_content(&self) -> bool {
-        let empty = matches!(self.framing, Framing::None | Framing::Exact(0));
-        !empty && !WITH_CONTENT.contains(&self.method.as_str())
+        !self.framing.is_empty() && !WITH_CONTENT.contains(&self.method.as_str())
     }
 }
 
@@ -152,11 +155,9 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
         // RFC 9112, 3.2.3: the port is not optional
         return if authority.port.is_some() { Ok(Form::Authority(authority)) } else { Err(Wrong::Authority) };
     }
-    // RFC 3986 allows none of these in a URI. Of the other characters
-    // it excludes, browsers send { }^` unescaped, and \ in queries.
-    let plain = |b: u8| matches!(b, b'!'..=b'~') && !b"\"#<>".contains(&b);
-    let path = target.split('?').next().unwrap_or(target);
-    if !target.bytes().all(plain) || path.contains('\\') {
+    // Clients send other characters that RFC 3986 excludes as they were typed, also UTF-8, and servers read them alike. Not `#`:
+    // some servers cut the target there.
+    if !target.bytes().all(|b| matches!(b, b'!'..=b'~' | 0x80..) && b != b'#') {
         return Err(Wrong::Target);
     }
     match target {
@@ -165,7 +166,7 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
         _ => {}
     }
     let (scheme, rest) = target.split_once("://").ok_or(Wrong::Target)?;
-    if !scheme.eq_ignore_ascii_case("http") {
+    if !scheme.eq_ignore_ascii_case("http") && !is_ws(target) {
         let is_scheme = |b: u8| b.is_ascii_alphanumeric() || b"+-.".contains(&b);
         let good = scheme.bytes().next().is_some_and(|b| b.is_ascii_alphabetic()) && scheme.bytes().all(is_scheme);
         return Err(if good { Wrong::Scheme } else { Wrong::Target });
@@ -178,6 +179,15 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
         _ => format!("/{path}"),
     };
     Ok(Form::Absolute(Authority::parse(authority)?, path))
+}
+
+/// Whether the scheme is `ws`: `http` by another name (RFC 6455, 3), in which some clients ask a proxy for a WebSocket.
+fn is_ws(target: &str) -> bool {
+    target.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("ws://"))
+}
+
+fn asks_for_websocket(protocols: &str) -> bool {
+    protocols.split(',').any(|p| p.trim().eq_ignore_ascii_case("websocket"))
 }
 
 /// Checks `Host`: exactly one, with a valid host (RFC 9112, 3.2). If the target

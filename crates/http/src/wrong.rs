@@ -116,7 +116,7 @@ impl Wrong {
         match self {
             Wrong::LineTooLong => 414,
             Wrong::HeadTooLong | Wrong::TooManyFields => 431,
-            Wrong::Method | Wrong::UnknownCoding => 501,
+            Wrong::Method | Wrong::Scheme | Wrong::UnknownCoding => 501,
             Wrong::Version => 505,
             _ => 400,
         }

@@ -136,6 +136,8 @@ fn upgrades_are_passed_on_but_not_to_http_2() {
     assert!(asks("h2c, websocket").ends_with("\r\nUpgrade: websocket\r\n\r\n"));
     assert!(!asks("h2c").contains("Upgrade"));
     assert!(!request("Upgrade: websocket\r\n", &ONWARD).contains("Upgrade"), "not named by Connection");
+    let empty = request("Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 0\r\n", &ONWARD);
+    assert!(empty.ends_with("\r\nContent-Length: 0\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"), "{empty}");
     let body = request("Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n", &ONWARD);
     assert!(!body.contains("Upgrade"), "with a body it is not to be told where the other protocol begins");
 }

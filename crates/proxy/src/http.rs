@@ -34,7 +34,7 @@ use bytes::Bytes;
 use forward_request::{Held, RoutedRequest, To};
 use habit::Habit;
 use longsplice_engine::{EndReason, Leftovers, Leg};
-use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
+use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
 use std::{
     net::SocketAddr,
     pin::Pin,
@@ -300,8 +300,7 @@ impl Row<'_> {
     /// Returns what follows a reply of our own. An unread request body would be parsed as the
     /// next request, so the connection is closed then.
     fn after_refusal(&self, request: &Request) -> Next {
-        let whole = matches!(request.framing, Framing::None | Framing::Exact(0));
-        if whole && self.may_go_on(request) { Next::Request } else { Next::Close }
+        if request.framing.is_empty() && self.may_go_on(request) { Next::Request } else { Next::Close }
     }
 
     fn drop_server(&mut self) {

@@ -177,6 +177,22 @@ async fn continue_and_early_hints() {
     assert_eq!(undated(&rest), "HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
 }
 
+/// A long operation may be announced again and again (RFC 2518, 10.1), but not without a pause.
+#[tokio::test]
+async fn interim_replies_may_be_many_but_not_endless() {
+    const BUSY: &str = "HTTP/1.1 102 Processing\r\n\r\n";
+    let done = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+    let many: &'static str = format!("{}{done}", BUSY.repeat(50)).leak();
+    let endless: &'static str = BUSY.repeat(100_000).leak();
+    let origin = Origin::start(vec![vec![(HEAD, many)], vec![(HEAD, endless)]]).await;
+    let proxy = http("").await;
+    let found = answer(&proxy, &last(&origin.url("/"))).await;
+    assert_eq!(found.matches(BUSY).count(), 50, "{found}");
+    assert!(found.ends_with("\r\n\r\nok"), "{found}");
+    let found = answer(&proxy, &last(&origin.url("/"))).await;
+    assert!(found.contains("HTTP/1.1 502 "), "{} bytes", found.len());
+}
+
 #[tokio::test]
 async fn clients_of_http_1_0_get_no_chunks() {
     let reply = "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -406,17 +422,24 @@ async fn connect_is_relayed() {
 #[tokio::test]
 async fn other_protocols_begin_with_101() {
     let switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n";
-    let origin = Origin::start(vec![vec![(HEAD, switching), ("ping", "pong")]]).await;
-    let proxy = http("").await;
-    let mut client = proxy.connect().await;
-    let ask = get(&origin.url("/")).replace("Host: x", "Host: x\r\nConnection: upgrade\r\nUpgrade: echo");
-    client.write_all(ask.as_bytes()).await.unwrap();
-    assert_eq!(until(&mut client, HEAD).await, switching);
-    client.write_all(b"ping").await.unwrap();
-    assert_eq!(until(&mut client, "pong").await, "pong");
-    drop(client);
-    assert_eq!(proxy.line().await["how"], "closed");
-    assert!(origin.seen()[0].contains("Connection: upgrade\r\nUpgrade: echo\r\n"));
+    for (scheme, protocol, more) in [
+        ("http:", "echo", ""),
+        ("http:", "echo", "\r\nContent-Length: 0"), // no content either
+        ("ws:", "websocket", ""),
+    ] {
+        let origin = Origin::start(vec![vec![(HEAD, switching), ("ping", "pong")]]).await;
+        let proxy = http("").await;
+        let mut client = proxy.connect().await;
+        let ask = get(&origin.url("/")).replace("http:", scheme);
+        let ask = ask.replace("Host: x", &format!("Host: x\r\nConnection: upgrade\r\nUpgrade: {protocol}{more}"));
+        client.write_all(ask.as_bytes()).await.unwrap();
+        assert_eq!(until(&mut client, HEAD).await, switching, "{ask}");
+        client.write_all(b"ping").await.unwrap();
+        assert_eq!(until(&mut client, "pong").await, "pong");
+        drop(client);
+        assert_eq!(proxy.line().await["how"], "closed");
+        assert!(origin.seen()[0].contains(&format!("Connection: upgrade\r\nUpgrade: {protocol}\r\n")));
+    }
 }
 
 #[tokio::test]

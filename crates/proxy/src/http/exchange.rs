@@ -34,12 +34,14 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 use tokio::time::{Sleep, sleep};
 
-/// Maximum number of interim replies; no server has a reason to send more.
-const INTERIM_MAX: u32 = 32;
+/// Maximum number of interim replies in [`INTERIM_WITHIN`]; no server has a reason to send more. In a long operation, it may
+/// send one again and again (RFC 2518, 10.1), so all of an exchange may be many.
+const INTERIM_MAX: u32 = 100;
+const INTERIM_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum number of bytes of a reply that are held back: the longest head, the longest first part of the body, and as many
 /// bytes of chunk framing.
 const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
@@ -111,7 +113,8 @@ struct Down {
     strip: bool,
     /// The rest of the body must be copied.
     copy: bool,
-    interim: u32,
+    /// Number of interim replies since a time that is no more than [`INTERIM_WITHIN`] before the last of them.
+    interim: (u32, Instant),
     /// The filter, while it has not decided on the reply.
     filter: Option<ReplyFilter>,
     /// While set, nothing of the reply is sent; the timer ends that.
@@ -183,7 +186,7 @@ impl<'a> Exchange<'a> {
                 long: false,
                 strip: false,
                 copy: false,
-                interim: 0,
+                interim: (0, Instant::now()),
                 filter: None,
                 hold: None,
                 end: End::Stale,
@@ -417,8 +420,12 @@ impl<'a> Exchange<'a> {
         let refuse = |why: &str| Err(End::Fault(Fault::BadReply(why.into()), 502));
         let client = self.request.version;
         if reply.is_interim() {
-            self.down.interim += 1;
-            if self.down.interim > INTERIM_MAX {
+            let (count, since) = &mut self.down.interim;
+            if since.elapsed() > INTERIM_WITHIN {
+                (*count, *since) = (0, Instant::now());
+            }
+            *count += 1;
+            if *count > INTERIM_MAX {
                 return refuse("the server sends one interim reply after the other");
             }
             if client == Version::Http11 {
@@ -432,7 +439,7 @@ impl<'a> Exchange<'a> {
                 (Some(ReplyFilter::new(&self.http.filter, reply)), Some(Box::pin(sleep(self.http.filter.wait))));
         }
         match reply.status {
-            101 if self.request.upgrade.is_none() || self.request.framing != Framing::None => {
+            101 if self.request.upgrade.is_none() || !self.request.framing.is_empty() => {
                 return refuse("the server switches protocols, and nobody has asked it to");
             }
             101 if reply.upgrade.is_none() => return refuse("the server switches to no protocol"),
@@ -620,7 +627,7 @@ impl<'a> Exchange<'a> {
         if self.replied() {
             return End::Cut("server-reset", format!("the server's connection: {e}"));
         }
-        let nothing = self.status.is_none() && self.down.interim == 0 && self.server.in_hand().is_empty();
+        let nothing = self.status.is_none() && self.down.interim.0 == 0 && self.server.in_hand().is_empty();
         if nothing { End::Stale } else { End::Fault(no_reply(), 502) }
     }
 }
@@ -676,7 +683,6 @@ pub(crate) fn bad_request(wrong: Wrong) -> End {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use tokio::{io::AsyncWriteExt, net::TcpStream};
 
     /// An attempt to splice such a body would fail, and cost more than to copy it.
