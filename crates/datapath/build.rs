@@ -30,6 +30,7 @@ fn main() {
     let tpot = labels("TPOT_VERDICTS", &btf("tpot"), "tpot_verdict", "T_")
         + &labels("TPOT_ROUTER_VERDICTS", &btf("tpot_router"), "tpot_router_verdict", "R_");
     fs::write(out.join("tpot.rs"), tpot).expect("OUT_DIR can be written");
+    compile("programs");
     #[cfg(feature = "model")]
     model(&bpf);
 }

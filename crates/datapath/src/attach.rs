@@ -3,9 +3,9 @@
 use crate::{
     bpffs::{self, checked},
     devices::{Device, xdp_abilities},
-    error::{OpenError, refused},
+    error::OpenError,
+    programs::{attached_programs, loaded_programs},
 };
-use libbpf_rs::query::ProgInfoIter;
 use std::{
     fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -99,7 +99,7 @@ pub(crate) fn wanted_xdp(
         if !xdp_abilities(index).receives {
             return Err(refuse("its driver has none, which the tcx entry does not need"));
         }
-        if xdp_program(index) != 0 && !folder.join(Hook::Early.pin(index)).exists() {
+        if xdp_program(index)? != 0 && !folder.join(Hook::Early.pin(index)).exists() {
             return Err(refuse("another XDP program is there"));
         }
         Ok(index)
@@ -107,33 +107,12 @@ pub(crate) fn wanted_xdp(
     names.iter().map(index).collect()
 }
 
-/// Returns the id of a device's XDP program; 0 if there is none, or the kernel does not say.
-fn xdp_program(index: u32) -> u32 {
+/// Returns the id of a device's XDP program; 0 if there is none.
+fn xdp_program(index: u32) -> Result<u32, OpenError> {
     let mut id = 0;
     // SAFETY: the library writes the number, which outlives the call.
-    unsafe { libbpf_sys::bpf_xdp_query_id(index as i32, 0, &mut id) };
-    id
-}
-
-/// Returns the ids of the programs that tcx runs on a device.
-pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
-    let mut all = Vec::new();
-    for direction in [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS] {
-        let mut ids = [0u32; 64]; // the maximum: BPF_MPROG_MAX
-        // SAFETY: bpf_prog_query_opts is plain data; all-zero but for its size and the room for numbers is valid.
-        let mut opts: libbpf_sys::bpf_prog_query_opts = unsafe { std::mem::zeroed() };
-        (opts.sz, opts.prog_ids) = (size_of_val(&opts) as _, ids.as_mut_ptr());
-        opts.__bindgen_anon_1.count = ids.len() as u32;
-        // SAFETY: `ids` has room for as many numbers as `opts` says, and both outlive the call.
-        let r = unsafe { libbpf_sys::bpf_prog_query_opts(index as i32, direction, &mut opts) };
-        if r < 0 {
-            return Err(refused("ask for programs", -r));
-        }
-        // SAFETY: both members of the union are the same integer.
-        let n = unsafe { opts.__bindgen_anon_1.count };
-        all.extend(&ids[..n as usize]);
-    }
-    Ok(all)
+    let asked = checked(unsafe { libbpf_sys::bpf_xdp_query_id(index as i32, 0, &mut id) });
+    asked.map(|_| id).map_err(|source| OpenError::Kernel { what: "ask for an XDP program", source })
 }
 
 /// Where a program of tcx runs among those that are attached already.
@@ -146,15 +125,17 @@ pub(crate) enum Place {
 }
 
 /// Returns whether `tpot_egress` is attached to the device.
-fn has_tunnels(device: u32) -> bool {
-    let Ok(all) = attached_programs(device) else { return false };
-    !all.is_empty() && ProgInfoIter::default().any(|p| all.contains(&p.id) && p.name == "tpot_egress")
+fn has_tunnels(device: u32) -> io::Result<bool> {
+    let attached = attached_programs(device).map_err(io::Error::other)?;
+    // most devices have no other programs, and need no list
+    let all = if attached.is_empty() { Vec::new() } else { loaded_programs().map_err(io::Error::other)? };
+    Ok(all.iter().any(|p| attached.contains(&p.id) && p.name == "tpot_egress"))
 }
 
 /// Creates a link.
 pub(crate) fn create(hook: Hook, place: Place, program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
     const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-    let first = place == Place::First || place == Place::Inside && hook == Hook::Egress && has_tunnels(device);
+    let first = place == Place::First || place == Place::Inside && hook == Hook::Egress && has_tunnels(device)?;
     let place = if first { libbpf_sys::BPF_F_BEFORE } else { 0 };
     let (kind, flags) = match hook {
         Hook::Ingress => (libbpf_sys::BPF_TCX_INGRESS, place),

@@ -160,7 +160,7 @@ impl Attachment {
 
     /// Attaches to another device. `early`: with XDP too.
     pub fn attach(&mut self, device: u32, early: bool) -> Result<(), OpenError> {
-        refuse_others(&[device], &self.owned.path)?;
+        refuse_others(&self.owned.path)?;
         let hooks = if early { &Hook::ALL[..] } else { &[Hook::Ingress, Hook::Egress] };
         for hook in hooks {
             let attached = attach(*hook, self.program(*hook).0, device, &self.owned.path);
@@ -194,8 +194,7 @@ impl Attachment {
     fn attach_again(&mut self, detached: &[(Hook, u32, bool)]) -> Result<(), OpenError> {
         let failed = |source| OpenError::Kernel { what: "attach again", source };
         let folder = self.owned.path.clone();
-        let devices: Vec<_> = detached.iter().map(|(_, device, _)| *device).collect();
-        refuse_others(&devices, &folder)?;
+        refuse_others(&folder)?;
         for (hook, device, replaced) in detached {
             let (program, _) = &self.programs[*hook as usize];
             let is_it = |l: &&mut AttachedProgram| (l.hook, l.device) == (*hook, *device);

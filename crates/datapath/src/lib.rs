@@ -37,6 +37,7 @@ mod netlink;
 mod pages;
 mod pinned;
 mod pins;
+mod programs;
 mod released;
 mod remotes;
 mod requirements;

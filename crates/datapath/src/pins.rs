@@ -5,19 +5,19 @@
 
 use crate::{
     ABI_VERSION,
-    attach::{Hook, attached_program, attached_programs, detach},
+    attach::{Hook, attached_program, detach},
     bpffs::open,
+    devices::devices,
     error::{OpenError, kernel},
     pinned::{Holdings, abi_value, version_in},
+    programs::{Loaded, attached_programs, loaded_programs},
     requirements::missing_capabilities,
 };
-use libbpf_rs::{
-    MapCore, MapHandle,
-    query::{ProgInfoIter, ProgInfoQueryOptions},
-};
+use libbpf_rs::{MapCore, MapHandle};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
+    libc,
     sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::Uid,
 };
@@ -229,31 +229,30 @@ fn is_free_of_old(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Fails if one of these devices has another data path whose pins are not in our directory: nobody would look after its flows.
-pub(crate) fn refuse_others(devices: &[u32], pin: &Path) -> Result<(), OpenError> {
-    let map_id = |map: MapHandle| map.info().map(|map| map.info.id);
-    let ours = match pin.join("legs") {
-        path if path.exists() => MapHandle::from_pinned_path(path).and_then(map_id).ok(),
-        _ => None,
-    };
+/// Fails if any device of this network namespace has another data path, whose pins are not in our directory. Two would give
+/// the same ports to different connections, and nobody would look after the flows of one that has died.
+pub(crate) fn refuse_others(pin: &Path) -> Result<(), OpenError> {
+    let listed = |source| OpenError::Kernel { what: "list devices", source };
     let mut attached = Vec::new();
-    for device in devices {
-        attached.extend(attached_programs(*device)?.into_iter().map(|program| (program, *device)));
+    for device in devices().map_err(listed)? {
+        match attached_programs(device.index) {
+            Ok(programs) => attached.extend(programs.into_iter().map(|program| (program, device.index))),
+            Err(OpenError::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {} // it has just gone
+            Err(e) => return Err(e),
+        }
     }
     if attached.is_empty() {
         return Ok(());
     }
-    for program in ProgInfoIter::with_query_opts(ProgInfoQueryOptions::default().include_map_ids(true)) {
-        let Some((_, device)) = attached.iter().find(|(id, _)| *id == program.id) else { continue };
-        for id in &program.map_ids {
-            let map = MapHandle::from_map_id(*id).map_err(kernel("maps of an attached program"))?;
-            if map.name() == "legs"
-                && ["ingress", "egress"].iter().any(|name| program.name == *name)
-                && ours != Some(*id)
-            {
-                return Err(OpenError::Attached(*device));
-            }
+    let ours = match pin.join("legs") {
+        path if path.exists() => {
+            let map = MapHandle::from_pinned_path(path).and_then(|map| map.info());
+            Some(map.map_err(kernel("open pinned map"))?.info.id)
         }
-    }
-    Ok(())
+        _ => None,
+    };
+    let is_datapath = |p: &Loaded| p.legs.is_some() && p.legs != ours && ["ingress", "egress"].contains(&&*p.name);
+    let all = loaded_programs()?;
+    let other = all.iter().filter(|p| is_datapath(p)).find_map(|p| attached.iter().find(|(id, _)| *id == p.id));
+    other.map_or(Ok(()), |(_, device)| Err(OpenError::Attached(*device)))
 }

@@ -25,6 +25,8 @@ pub const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o
 pub const TPOT_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
 /// The same for the router of a farm of translucent proxies.
 pub const TPOT_ROUTER_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot_router.bpf.o"));
+/// The same for the list of loaded programs.
+pub const PROGRAMS_OBJECT: &[u8] = crate::programs::OBJECT;
 
 /// The verifier's statistics on a program, from the running kernel.
 #[derive(Clone, Debug)]

@@ -104,6 +104,36 @@ fn a_second_process_takes_nothing_away() {
     assert!(!place.pins.exist());
 }
 
+/// Two containers of a pod: each has its own bpffs and /run, and no more than what README recommends. A process needs no
+/// further privilege to see that another one is there, and it matters on no device, since both would use the same ports.
+#[test]
+#[ignore = "root"]
+fn a_second_process_sees_the_first_whatever_its_privileges() {
+    const RECOMMENDED: &str = "-all,+bpf,+net_admin,+perfmon";
+    let place = Place::new();
+    let proxy = |capabilities: &str, port: u16, device: &str| {
+        let plug = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, port), SERVER.port(Family::V4, 7001));
+        let mut command = place.lab.forwarder.command("unshare");
+        command.args(["-m", "sh", "-c", "mount -t tmpfs none /run; mount -t bpf none /sys/fs/bpf; exec \"$0\" \"$@\""]);
+        command.args(["setpriv", &format!("--bounding-set={capabilities}"), "--inh-caps=-all", "--", LONGSPLICE]);
+        Running::start(command, None, &["--plug", &plug, "--splice", "at-once", "--device", device], &[])
+    };
+    let devices = place.lab.forwarder.run(|| longsplice_datapath::devices().unwrap());
+    let [one, other] = [0, 1].map(|i| devices[i].name.as_str());
+    for (first, second) in [("+all", RECOMMENDED), (RECOMMENDED, "+all"), (RECOMMENDED, RECOMMENDED)] {
+        let first = proxy(first, 7001, one);
+        assert!(first.messages().contains("splicing on"), "{}", first.messages());
+        for device in [one, other] {
+            let second = proxy(second, 7002, device);
+            let said = second.messages();
+            assert!(said.contains("other-process") && said.contains("another data path is attached"), "{said}");
+            round_trip(&mut place.talk(7002), &[1; 100_000]);
+            end(second);
+        }
+        end(first);
+    }
+}
+
 /// If pins cannot be removed at the end, the client that asked for the stop gets the error, too.
 #[test]
 #[ignore = "root"]

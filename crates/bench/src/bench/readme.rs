@@ -8,7 +8,7 @@ use super::{
     subject::Subject,
     tpot::{self, TpotResults},
     variant::Variant,
-    wan::{self, WanResults},
+    wan::{self, Line, Row, WanResults},
 };
 use crate::cell::{Cell, Distance, Middle, Place};
 use serde::de::DeserializeOwned;
@@ -112,26 +112,29 @@ const FLOODS: [(Variant, &str); 4] = [
     (Variant::Identity, "CPU time per small packet, tcx, identity path"),
 ];
 
-/// Rows from the results of `wan`: longsplice's default policy, copying and HAProxy.
+/// Rows from the results of `wan`.
 const FAR: [(Distance, &str); 2] = [
-    (Distance { place: Place::Client, ms: 100 }, "time of 1 MB, BBR, client 100 ms away, default policy"),
-    (Distance { place: Place::Server, ms: 100 }, "time of 1 MB, BBR, server 100 ms away, default policy"),
+    (Distance { place: Place::Client, ms: 100 }, "client 100 ms away"),
+    (Distance { place: Place::Server, ms: 100 }, "server 100 ms away"),
 ];
 
 const fn bulk(packets: Packets, connections: u64) -> Subject {
     Subject::Bulk { packets, connections }
 }
 
-/// The rows over long paths.
-fn far(wan: &WanResults) -> String {
-    let mut text = String::new();
+/// The table of long paths. What the default policy did is a column of its own: it splices where that harms nobody.
+fn rows_of_long_paths(rows: &[Row]) -> String {
+    let mut text = "| time of 1 MB, BBR, relative to IP forwarding | copying | HAProxy | default policy | which has |\n\
+                    | --- | ---: | ---: | ---: | --- |\n"
+        .to_owned();
     for (distance, name) in FAR {
         let cell = Cell { distance, ..Cell::BASE };
-        let Some(row) = wan.rows.iter().find(|row| row.cell == cell) else { continue };
+        let Some(row) = rows.iter().find(|row| row.cell == cell) else { continue };
         let ratio = |middle| row.line(middle).and_then(|line| line.to_routed);
-        let cells = [Middle::Default, Middle::Copied, Middle::Haproxy].map(ratio);
+        let cells = [Middle::Copied, Middle::Haproxy, Middle::Default].map(ratio);
         let cells = cells.map(|r| r.map_or_else(String::new, |r| format!(" {:.2}", r.median)));
-        let _ = writeln!(text, "| {name} | less |{} |{}", cells.join(" |"), " |".repeat(COLUMNS.len() - cells.len()));
+        let did = row.line(Middle::Default).map(Line::decision).unwrap_or_default();
+        let _ = writeln!(text, "| {name} |{} | {did} |", cells.join(" |"));
     }
     text
 }
@@ -163,8 +166,10 @@ fn short(results: &Results, source: &str, wan: Option<&(String, WanResults)>) ->
             let _ = writeln!(text, "| {name} | less | {:.2} |{}", line.ratio.median, " |".repeat(COLUMNS.len() - 1));
         }
     }
-    text += &wan.map_or_else(String::new, |(_, wan)| far(wan));
     text.push('\n');
+    if let Some((_, wan)) = wan {
+        let _ = writeln!(text, "{}", rows_of_long_paths(&wan.rows));
+    }
     let m = &results.machine;
     let _ = writeln!(
         text,
@@ -197,6 +202,26 @@ mod tests {
         fs::write(results.path().join("2026-01-02/a.json"), format!(r#"{{"format": {FORMAT}}}"#)).unwrap();
         assert!(read().unwrap().unwrap().0.ends_with("2026-01-02"));
         assert!(latest::<Value>(results.path(), "c.json").unwrap().is_none());
+    }
+
+    /// A figure must not stand below the name of something that did not happen.
+    #[test]
+    fn long_paths_say_what_the_default_policy_did() {
+        let line = |middle, spliced, refusal: Option<&str>| {
+            let (refusal, late) = (refusal.map(str::to_owned), false);
+            let run = wan::Run { seconds: 0.3, late, retransmitted: 0, timeouts: 0, needless: 0, dropped: 0, spliced, refusal };
+            (middle, run)
+        };
+        let row = |place, spliced, refusal| {
+            let cell = Cell { distance: Distance { place, ms: 100 }, ..Cell::BASE };
+            let default = line(Middle::Default, Some(spliced), refusal);
+            let all = vec![line(Middle::Routed, None, None), line(Middle::Copied, Some(0.0), Some("policy")), default];
+            wan::Row::of(cell, &[all])
+        };
+        let rows = [row(Place::Client, 0.0, Some("path")), row(Place::Server, 0.93, None)];
+        let text = rows_of_long_paths(&rows);
+        assert!(text.contains("| client 100 ms away | 1.00 | | 1.00 | copied (`path`) |"), "{text}");
+        assert!(text.contains("| server 100 ms away | 1.00 | | 1.00 | spliced 93 % of it |"), "{text}");
     }
 
     #[test]

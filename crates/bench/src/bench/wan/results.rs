@@ -174,6 +174,17 @@ impl Line {
         if ratios.is_empty() { self.time() } else { format!("{}: {}", self.time(), ratios.join(" / ")) }
     }
 
+    /// What longsplice decided, in words.
+    pub fn decision(&self) -> String {
+        let why: Vec<_> = self.refusals.iter().map(|why| format!("`{why}`")).collect();
+        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
+        match self.spliced {
+            None => String::new(),
+            Some(0.0) => format!("copied{why}"),
+            Some(part) => format!("spliced {:.0} % of it{why}", part * 100.0),
+        }
+    }
+
     /// What happened to the connection; empty if nothing did.
     fn happened(&self) -> String {
         let mut parts = Vec::new();
