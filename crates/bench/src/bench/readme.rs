@@ -124,9 +124,10 @@ const fn bulk(packets: Packets, connections: u64) -> Subject {
 
 /// The table of long paths. What the default policy did is a column of its own: it splices where that harms nobody.
 fn rows_of_long_paths(rows: &[Row]) -> String {
-    let mut text = "| time of 1 MB, BBR, relative to IP forwarding | copying | HAProxy | default policy | which has |\n\
+    let mut text =
+        "| time of 1 MB, BBR, relative to IP forwarding | copying | HAProxy | default policy | which has |\n\
                     | --- | ---: | ---: | ---: | --- |\n"
-        .to_owned();
+            .to_owned();
     for (distance, name) in FAR {
         let cell = Cell { distance, ..Cell::BASE };
         let Some(row) = rows.iter().find(|row| row.cell == cell) else { continue };
@@ -209,7 +210,16 @@ mod tests {
     fn long_paths_say_what_the_default_policy_did() {
         let line = |middle, spliced, refusal: Option<&str>| {
             let (refusal, late) = (refusal.map(str::to_owned), false);
-            let run = wan::Run { seconds: 0.3, late, retransmitted: 0, timeouts: 0, needless: 0, dropped: 0, spliced, refusal };
+            let run = wan::Run {
+                seconds: 0.3,
+                late,
+                retransmitted: 0,
+                timeouts: 0,
+                needless: 0,
+                dropped: 0,
+                spliced,
+                refusal,
+            };
             (middle, run)
         };
         let row = |place, spliced, refusal| {

@@ -24,8 +24,8 @@ use crate::{
 use ends::LIMIT;
 use longsplice_datapath::SenderFacts;
 use longsplice_lab::{Namespace, Shape};
-use results::Run;
-pub use results::{JSON, Row, WanResults, tables};
+
+pub use results::{JSON, Line, Row, Run, WanResults, tables};
 use std::{
     thread,
     time::{Duration, Instant},
