@@ -7,7 +7,7 @@ use crate::{
     lingering::LINGER,
     orphan::{Orphan, is_silent},
     sync::lock,
-    types::FlowState,
+    types::{EndReason, FlowState},
 };
 use longsplice_datapath::{Claim, Datapath, IdleEntry, LegFlags, OpenError, PathFlags, PathView, Sockets, Tuple};
 use std::{
@@ -121,7 +121,8 @@ struct Adoption {
     known: HashSet<Tuple>,
     spliced: usize,
     draining: usize,
-    /// Flows that have ended: the time of silence so far, at least, and both legs.
+    /// Flows that have ended: the time of silence so far, at least, and both legs. The process that died may have recorded
+    /// their end, so this one does not.
     over: Vec<(Duration, Tuple, Tuple)>,
     lingers: usize,
     dead: Vec<Tuple>,
@@ -139,14 +140,17 @@ impl Adoption {
                 *(if orphan.state() == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
                 lock(&engine.orphans).insert(orphan.id, orphan);
             }
-            Found::Over => self.over.push((
+            Found::Over(_) => self.over.push((
                 d.paths_of(orphan.legs.each_ref())
                     .map_or(Duration::ZERO, |p| p.client.silence().min(p.server.silence())),
                 t,
                 other,
             )),
-            Found::Gone if d.paths_of(orphan.legs.each_ref()).is_none() => clear_half(d, [&t, &other]),
-            Found::Deserted | Found::Gone => self.dead.extend([t, other]),
+            Found::Gone(_) if d.paths_of(orphan.legs.each_ref()).is_none() => clear_half(d, [&t, &other]),
+            Found::Deserted | Found::Gone(_) => {
+                engine.recovered.end(orphan.ended(EndReason::Lost));
+                self.dead.extend([t, other]);
+            }
         }
     }
 
@@ -258,8 +262,12 @@ fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
         let ended: Vec<_> = ended.filter_map(|(id, found)| Some((orphans.remove(&id)?, found))).collect();
         drop(orphans);
         for (o, found) in ended {
+            engine.recovered.end(o.ended(match found {
+                Found::Over(how) | Found::Gone(how) => how,
+                Found::Live | Found::Deserted => EndReason::Lost,
+            }));
             match found {
-                Found::Over => engine.lingering.add(o.legs.client, Some(o.legs.server)),
+                Found::Over(_) => engine.lingering.add(o.legs.client, Some(o.legs.server)),
                 Found::Deserted => deserted.extend(o.legs),
                 _ => {
                     let legs = o.legs.each_ref().into();

@@ -9,6 +9,7 @@ use crate::{
     lingering::Lingering,
     orphan::Orphan,
     ports::Ports,
+    recovered::Recovered,
     refusal::Refusal,
     sync::lock,
     taps::TapRing,
@@ -39,6 +40,7 @@ pub(crate) struct Engine {
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
     /// Spliced flows of an earlier process, by number.
     pub orphans: Mutex<BTreeMap<u64, Orphan>>,
+    pub recovered: Recovered,
     /// The tunnels of connections that were intercepted, once there is a listener for such.
     pub tunnels: Mutex<Weak<Tpot>>,
     /// The flow of each leg, for events. Keyed by a hash, which takes an eighth of the space of a
@@ -68,6 +70,7 @@ impl Engine {
             next_id: AtomicU64::new(1),
             flows: Mutex::default(),
             orphans: Mutex::default(),
+            recovered: Recovered::default(),
             tunnels: Mutex::default(),
             routes: Mutex::default(),
             hasher: RandomState::new(),
@@ -228,6 +231,7 @@ impl Engine {
     pub fn stop(&self, stop: Stop) {
         self.stop.send_replace(stop);
         self.tell(KeeperMessage::Stop);
+        self.end_recovered(stop);
     }
 
     /// Tells all flows to end now, unless they were told how to end before.
@@ -239,6 +243,7 @@ impl Engine {
             }
             goes
         });
+        self.end_recovered(*self.stop.borrow());
     }
 
     /// Returns whether the engine closes: its threads end.

@@ -64,6 +64,7 @@ mod pipe;
 mod ports;
 mod pump;
 mod purpose;
+mod recovered;
 mod refusal;
 mod relay;
 mod shortage;

@@ -6,9 +6,9 @@ use crate::{
         orphan::{self, Action, Event, Found, Watch},
     },
     flow::stages,
-    types::{FlowState, FlowStatus},
+    types::{EndReason, Ended, FlowState, FlowStatus},
 };
-use longsplice_datapath::{CommitOptions, Datapath, Pair, SwitchError, Tuple, monotonic};
+use longsplice_datapath::{CommitOptions, Datapath, Pair, PathFlags, SwitchError, Tuple, monotonic};
 use std::time::{Duration, Instant};
 
 /// A flow of an earlier process, as the last look found it.
@@ -17,6 +17,9 @@ pub(crate) struct Orphan {
     pub legs: Pair<Tuple>,
     since: Instant,
     bytes: Pair<u64>,
+    /// Bytes and positions at the first look. The latter count if there are no records.
+    first: Option<Pair<u64>>,
+    positions: Option<Pair<u64>>,
     watch: Watch,
 }
 
@@ -31,7 +34,39 @@ impl Orphan {
         // our side of a client's connection is a port that we listened on: most likely the lower one
         let order = |leg: &Tuple| (leg.local.port(), leg.remote);
         let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
-        Orphan { id, legs, since: Instant::now(), bytes: Pair::default(), watch: Watch::new(monotonic()) }
+        let (bytes, watch) = (Pair::default(), Watch::new(monotonic()));
+        Orphan { id, legs, since: Instant::now(), bytes, first: None, positions: None, watch }
+    }
+
+    /// Returns the record of its end.
+    pub fn ended(&self, how: EndReason) -> Ended {
+        let spliced = self.bytes.zip(self.first.unwrap_or_default()).map(|(now, first)| now.saturating_sub(first));
+        Ended {
+            bytes_up: self.bytes.client,
+            bytes_down: self.bytes.server,
+            spliced_up: spliced.client,
+            spliced_down: spliced.server,
+            splices: 1,
+            duration_ms: self.since.elapsed().as_millis() as u64,
+            ..Ended::new(self.id, self.legs.client.remote, self.legs.server.remote, how)
+        }
+    }
+
+    /// Counts its bytes. Without records, only what was forwarded since the first look is known.
+    pub fn count(&mut self, d: &Datapath) {
+        let legs = self.legs.each_ref();
+        let Some(paths) = d.paths_of(legs) else { return };
+        let data = |end: Pair<u64>| end.zip(paths.each_ref().map(|p| u64::from(p.flags & PathFlags::FIN != 0)));
+        if let Ok(at) = d.look(legs) {
+            self.first.get_or_insert(at.end);
+            self.bytes = data(at.end).map(|(end, fin)| end.saturating_sub(fin));
+        } else if self.first.is_none()
+            && let Pair { client: Some(client), server: Some(server) } = paths.each_ref().map(|p| p.position(0))
+        {
+            let now = Pair::new(client, server);
+            let first = *self.positions.get_or_insert(now);
+            self.bytes = data(now).zip(first).map(|((end, fin), first)| end.saturating_sub(first + fin));
+        }
     }
 
     pub fn state(&self) -> FlowState {
@@ -81,9 +116,7 @@ impl Orphan {
                     Event::Unspliced
                 }
                 Action::Done(found) => {
-                    if found == Found::Live {
-                        self.bytes = d.look(legs).map_or(self.bytes, |at| at.end);
-                    }
+                    self.count(d);
                     return found;
                 }
             };

@@ -270,7 +270,11 @@ impl Relay {
                 self.legs.iter_mut().for_each(Leg::close_silently);
             }
             EndReason::Closed | EndReason::Left | EndReason::MessageRelayed => {}
-            EndReason::ClientReset | EndReason::ServerReset | EndReason::Idle | EndReason::Stopped => {
+            EndReason::ClientReset
+            | EndReason::ServerReset
+            | EndReason::Idle
+            | EndReason::Stopped
+            | EndReason::Lost => {
                 self.legs.iter().for_each(Leg::abort);
             }
         }

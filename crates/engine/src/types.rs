@@ -315,6 +315,8 @@ pub enum EndReason {
     Stopped,
     /// The program was told to stop and left the flow running in the kernel.
     Left,
+    /// A flow of an earlier process: how it ended was not seen, or both hosts were reset, because nobody could go on with it.
+    Lost,
     /// The message has been relayed ([`Splicer::relay_message`](crate::Splicer::relay_message)); the connections go on.
     MessageRelayed,
 }
@@ -337,6 +339,7 @@ impl EndReason {
             EndReason::Idle => "idle",
             EndReason::Stopped => "stopped",
             EndReason::Left => "left",
+            EndReason::Lost => "lost",
             EndReason::MessageRelayed => "message-relayed",
         }
     }

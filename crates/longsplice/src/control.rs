@@ -402,7 +402,13 @@ impl Office {
         if let Some(why) = self.splicer.refusal() {
             return error(&format!("no flow of this process can be spliced: {why}"));
         }
-        if self.splicer.command(id, command) { json!({ "version": VERSION, "done": true }) } else { no_flow(id) }
+        match self.splicer.command(id, command) {
+            true => json!({ "version": VERSION, "done": true }),
+            false if self.splicer.is_recovered(id) => error(&format!(
+                "flow {id} is of an earlier process: it is forwarded to its end, and cannot be taken back"
+            )),
+            false => no_flow(id),
+        }
     }
 
     fn counters(&self) -> Value {

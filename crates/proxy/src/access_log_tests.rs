@@ -58,6 +58,7 @@ fn words_are_those_of_the_engine() {
         EndReason::Idle,
         EndReason::Stopped,
         EndReason::Left,
+        EndReason::Lost,
     ] {
         assert_eq!(serde_json::to_value(how).unwrap(), how.as_str());
     }

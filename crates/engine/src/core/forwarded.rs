@@ -102,6 +102,19 @@ enum Life {
     Woken,
 }
 
+/// Returns how a flow has ended, by its path entries. `None`: it has not.
+pub(super) fn end_of(paths: &Pair<PathView>) -> Option<EndReason> {
+    let Pair { client, server } = paths;
+    if (client.flags | server.flags) & PathFlags::DEAD != 0 {
+        if client.flags & server.flags & PathFlags::FIN != 0 {
+            return Some(EndReason::Closed); // a late segment met a host that had forgotten the connection
+        }
+        let host = if client.flags & PathFlags::RST != 0 { Side::Client } else { Side::Server };
+        return Some(EndReason::reset_by(host));
+    }
+    (client.flags & server.flags & PathFlags::FIN_ACKED != 0).then_some(EndReason::Closed)
+}
+
 impl Core {
     /// Returns whether the next step depends on the legs, that is, on whether a message
     /// was forwarded completely. The event may have come too early, or been lost.
@@ -294,17 +307,10 @@ impl Core {
 
     /// Returns how long the flow has been idle, or how it has ended.
     fn life(&mut self, cx: &mut Context<'_>, paths: &Pair<PathView>) -> Result<Life, EndReason> {
+        if let Some(how) = end_of(paths) {
+            return Err(how);
+        }
         let Pair { client, server } = paths;
-        if (client.flags | server.flags) & PathFlags::DEAD != 0 {
-            if client.flags & server.flags & PathFlags::FIN != 0 {
-                return Err(EndReason::Closed); // a late segment met a host that had forgotten the connection
-            }
-            let host = if client.flags & PathFlags::RST != 0 { Side::Client } else { Side::Server };
-            return Err(EndReason::reset_by(host));
-        }
-        if client.flags & server.flags & PathFlags::FIN_ACKED != 0 {
-            return Err(EndReason::Closed);
-        }
         if self.state == State::Spliced && client.flags & server.flags & PathFlags::SPLICED == 0 {
             return Ok(Life::Woken);
         }

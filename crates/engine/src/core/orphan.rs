@@ -11,8 +11,11 @@
 //! | reset or in control mode | [`Found::Deserted`] |
 //! | removed | [`Found::Gone`] |
 
-use super::{Time, was_reset};
-use crate::{lingering::LINGER, types::FlowState};
+use super::{Time, forwarded::end_of, was_reset};
+use crate::{
+    lingering::LINGER,
+    types::{EndReason, FlowState},
+};
 use longsplice_datapath::{Pair, PathFlags, PathView, SwitchError, Switched};
 use std::{mem::take, time::Duration};
 
@@ -53,11 +56,11 @@ pub enum Found {
     /// Forwarded, or switching to forwarding. To be looked at again.
     Live,
     /// Ended by both hosts, or reset. Its entries linger.
-    Over,
+    Over(EndReason),
     /// In control mode, without sockets. Its hosts are to be told.
     Deserted,
     /// Idle for too long, or removed. Whatever is left is to be reset.
-    Gone,
+    Gone(EndReason),
 }
 
 /// The state of an orphan between two looks.
@@ -86,11 +89,12 @@ impl Watch {
     /// Takes the next event. A flow is reset after the time `idle` without a byte.
     pub fn on(&mut self, now: Time, idle: Duration, event: Event) -> Action {
         match event {
-            Event::Paths(None) => Action::Done(Found::Gone),
-            Event::Paths(Some(paths)) if PathView::are_over(paths.each_ref().into()) => Action::Done(Found::Over),
-            Event::Paths(Some(paths)) if is_forwarded(&paths) => Action::Done(self.forwarded(now, idle, &paths)),
-            Event::Paths(Some(_)) => Action::LookAtLegs,
-            Event::Legs { at: None, heard: _ } => Action::Done(Found::Gone),
+            Event::Paths(None) | Event::Legs { at: None, heard: _ } => Action::Done(Found::Gone(EndReason::Lost)),
+            Event::Paths(Some(paths)) => match end_of(&paths) {
+                Some(how) => Action::Done(Found::Over(how)),
+                None if is_forwarded(&paths) => Action::Done(self.forwarded(now, idle, &paths)),
+                None => Action::LookAtLegs,
+            },
             Event::Legs { at: Some(at), heard } => self.switching(now, at, heard),
             Event::Committed(Ok(())) => {
                 self.state = FlowState::Released;
@@ -124,7 +128,7 @@ impl Watch {
         if fingerprint != self.fingerprint {
             (self.fingerprint, self.since) = (fingerprint, now);
         }
-        if now.saturating_sub(self.since) < idle { Found::Live } else { Found::Gone }
+        if now.saturating_sub(self.since) < idle { Found::Live } else { Found::Gone(EndReason::Idle) }
     }
 
     /// Decides about a flow that is not in forwarding mode: its process died during a switch, or a limit has taken it back.
@@ -192,11 +196,12 @@ mod tests {
     #[test]
     fn the_path_entries_show_what_has_ended() {
         let (spliced, acked) = (PathFlags::SPLICED, PathFlags::SPLICED | PathFlags::FIN_ACKED);
-        assert_eq!(found(&first(Event::Paths(None)).0), Some(Found::Gone));
+        assert_eq!(found(&first(Event::Paths(None)).0), Some(Found::Gone(EndReason::Lost)));
         assert_eq!(found(&first(paths(Pair::both(spliced))).0), Some(Found::Live));
         assert_eq!(found(&first(paths(Pair::new(spliced, acked))).0), Some(Found::Live), "half closed");
-        assert_eq!(found(&first(paths(Pair::both(acked))).0), Some(Found::Over));
-        assert_eq!(found(&first(paths(Pair::new(spliced | PathFlags::DEAD, spliced))).0), Some(Found::Over));
+        assert_eq!(found(&first(paths(Pair::both(acked))).0), Some(Found::Over(EndReason::Closed)));
+        let reset = paths(Pair::new(spliced | PathFlags::DEAD, spliced));
+        assert_eq!(found(&first(reset).0), Some(Found::Over(EndReason::ServerReset)));
         assert!(matches!(first(paths(Pair::new(spliced, 0))).0, Action::LookAtLegs));
         assert!(matches!(first(paths(Pair::both(0))).0, Action::LookAtLegs));
     }
@@ -208,7 +213,7 @@ mod tests {
         assert_eq!(found(&watch.on(NOW, IDLE, at(1))), Some(Found::Live));
         assert_eq!(found(&watch.on(NOW + IDLE / 2, IDLE, at(2))), Some(Found::Live));
         assert_eq!(found(&watch.on(NOW + IDLE, IDLE, at(2))), Some(Found::Live));
-        assert_eq!(found(&watch.on(NOW + IDLE * 3 / 2, IDLE, at(2))), Some(Found::Gone));
+        assert_eq!(found(&watch.on(NOW + IDLE * 3 / 2, IDLE, at(2))), Some(Found::Gone(EndReason::Idle)));
     }
 
     #[test]
@@ -252,6 +257,9 @@ mod tests {
     fn what_nobody_can_continue_is_deserted() {
         assert_eq!(found(&first(legs(Phase::Local, 0, NOW)).0), Some(Found::Deserted));
         assert_eq!(found(&first(legs(Phase::ToForwarding, LegFlags::RESET, NOW)).0), Some(Found::Deserted));
-        assert_eq!(found(&first(Event::Legs { at: None, heard: Pair::default() }).0), Some(Found::Gone));
+        assert_eq!(
+            found(&first(Event::Legs { at: None, heard: Pair::default() }).0),
+            Some(Found::Gone(EndReason::Lost))
+        );
     }
 }
