@@ -11,6 +11,7 @@ use crate::{
 };
 use libbpf_rs::Program;
 use std::{
+    collections::HashMap,
     fs, io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -26,8 +27,8 @@ pub struct Mended {
     pub pins: usize,
     /// Names of devices to which programs were attached again. The data path has not seen their packets meanwhile.
     pub devices: Vec<String>,
-    /// Indices of devices that are gone.
-    pub gone: Vec<u32>,
+    /// Names of devices that are gone.
+    pub gone: Vec<String>,
 }
 
 /// A kernel object with a pin in the directory.
@@ -83,6 +84,8 @@ pub(crate) struct Attachment {
     programs: [(OwnedFd, u32); 3],
     maps: Vec<Pin>,
     links: Vec<AttachedProgram>,
+    /// Names that the attached devices had when they were last listed.
+    names: HashMap<u32, String>,
     /// `None`: the kernel has no support for it.
     guard: Option<Guard>,
 }
@@ -110,7 +113,8 @@ impl Attachment {
             number.map(|n| (program, n))
         };
         let [a, b, c] = programs.map(number);
-        Ok(Attachment { owned, programs: [a?, b?, c?], maps, links, guard })
+        let names = HashMap::new();
+        Ok(Attachment { owned, programs: [a?, b?, c?], maps, links, names, guard })
     }
 
     /// Checks whether everything is still in place, and repairs it. Costs a handful of system
@@ -140,8 +144,9 @@ impl Attachment {
         }
         let present = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
         let is_there = |device: u32| present.iter().any(|d| d.index == device);
-        mended.gone = self.devices().into_iter().filter(|d| !is_there(*d)).collect();
-        mended.gone.iter().try_for_each(|device| self.detach(*device))?;
+        let gone: Vec<_> = self.devices().into_iter().filter(|d| !is_there(*d)).collect();
+        mended.gone = gone.iter().map(|device| self.name(*device)).collect();
+        gone.iter().try_for_each(|device| self.detach(*device))?;
         detached.retain(|(_, device, _)| is_there(*device));
         if !detached.is_empty() {
             mistrust().map_err(|source| OpenError::Kernel { what: "records of legs", source })?;
@@ -171,9 +176,16 @@ impl Attachment {
         Ok(())
     }
 
-    /// Updates the guard. Call it whenever devices have come or gone. `all`: all present devices.
+    /// Returns the name of an attached device, also of one that is gone.
+    pub fn name(&self, device: u32) -> String {
+        self.names.get(&device).cloned().unwrap_or_else(|| format!("device number {device}"))
+    }
+
+    /// Updates the guard and the names. Call it whenever devices have come, gone or got new names. `all`: all present devices.
     pub fn watch(&mut self, all: &[Device]) -> Result<(), OpenError> {
         let devices = self.devices();
+        self.names.retain(|device, _| devices.contains(device));
+        self.names.extend(all.iter().filter(|d| devices.contains(&d.index)).map(|d| (d.index, d.name.clone())));
         let Some(guard) = &mut self.guard else { return Ok(()) };
         guard.watch(&devices, all).map_err(|source| OpenError::Kernel { what: "attach to netfilter", source })
     }

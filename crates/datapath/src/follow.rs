@@ -98,6 +98,15 @@ impl Watch {
     }
 }
 
+/// Returns why nothing is to be attached to a device any more.
+fn why_unwanted(d: &Device, all: &[Device]) -> String {
+    let upper = all.iter().find(|upper| d.master == Some(upper.index) || upper.lower == Some(d.index));
+    match upper {
+        Some(upper) => format!("packets of {} are seen on {}", d.name, upper.name),
+        None => format!("{} is not among the devices to splice on any more", d.name),
+    }
+}
+
 impl Datapath {
     /// Starts to watch the network namespace of the caller, for [`Datapath::follow`].
     pub fn watch(&self) -> io::Result<Watch> {
@@ -172,21 +181,30 @@ impl Datapath {
     /// Attaches to new devices, and detaches from those whose packets are now seen elsewhere.
     fn adjust(&self, refused: &mut HashSet<u32>) {
         let all = self.next_hops.routes().devices();
-        let wanted = wanted(&self.devices, &all);
-        let is_wanted = |d: &Device| wanted.iter().any(|w| w.index == d.index);
         let mut attachment = self.attachment();
         let Some(attachment) = attachment.as_mut() else { return };
         let attached = attachment.devices();
+        let mut names = self.devices.clone();
+        if !names.is_empty() {
+            // a device that was named stays the one that was meant, whatever it is called later
+            names.extend(all.iter().filter(|d| attached.contains(&d.index)).map(|d| d.name.clone()));
+        }
+        let wanted = wanted(&names, &all);
+        let is_wanted = |d: &Device| wanted.iter().any(|w| w.index == d.index);
         refused.retain(|device| wanted.iter().any(|w| w.index == *device));
         for device in &attached {
             let d = all.iter().find(|d| d.index == *device);
+            let name = attachment.name(*device);
+            if let Some(d) = d.filter(|d| d.name != name) {
+                tracing::info!("{name} is called {} now: it is spliced on as before", d.name);
+            }
             if d.is_some_and(|d| !d.up || is_wanted(d)) {
                 continue;
             }
             match (attachment.detach(*device), d) {
-                (Err(error), _) => tracing::warn!(%error, "device number {device} is not let go"),
-                (_, None) => tracing::info!("device number {device} is gone: nothing is spliced there"),
-                (_, Some(d)) => tracing::info!("packets of {} are seen above it: nothing is spliced there", d.name),
+                (Err(error), _) => tracing::warn!(%error, "{name} is not let go"),
+                (_, None) => self.tell_gone(&name),
+                (_, Some(d)) => tracing::info!("{}: nothing is spliced there", why_unwanted(d, &all)),
             }
         }
         for d in wanted.iter().filter(|d| !attached.contains(&d.index)) {
@@ -199,6 +217,14 @@ impl Datapath {
         }
         if let Err(error) = attachment.watch(&all) {
             tracing::warn!(%error, "what passes by other devices is not judged as it should be");
+        }
+    }
+
+    /// Logs that a device is gone. If devices were named, somebody relies on each.
+    pub fn tell_gone(&self, name: &str) {
+        match self.devices.is_empty() {
+            true => tracing::info!("{name} is gone: nothing is spliced there"),
+            false => tracing::warn!("{name} is gone: nothing is spliced there until a device of that name comes"),
         }
     }
 

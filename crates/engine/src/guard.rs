@@ -96,7 +96,7 @@ fn tell(d: &Datapath, mended: &Mended) {
             mended.devices.join(", ")
         );
     }
-    mended.gone.iter().for_each(|device| tracing::info!("device number {device} is gone: nothing is spliced there"));
+    mended.gone.iter().for_each(|name| d.tell_gone(name));
 }
 
 /// Resets the flows whose sockets may have taken segments that the data path did not see.
