@@ -180,7 +180,10 @@ fn the_deepest_chain_of_calls_leaves_room_on_the_stack() {
 #[ignore = "root"]
 fn the_verifier_is_done_in_half_the_instructions_it_allows() {
     let programs = OBJECTS.map(|object| verify(object).expect("the programs load: root, and no more than this"));
-    assert!(programs[0].len() >= 5 && programs[1].len() == 3 && programs[2..].iter().all(|p| p.len() == 1), "{programs:?}");
+    assert!(
+        programs[0].len() >= 5 && programs[1].len() == 3 && programs[2..].iter().all(|p| p.len() == 1),
+        "{programs:?}"
+    );
     let of = OBJECTS.map(functions);
     let all = programs.into_iter().zip(&of).flat_map(|(programs, all)| programs.into_iter().map(move |p| (p, all)));
     for (Verified { program, instructions, stacks }, all) in all {

@@ -14,7 +14,7 @@ use crate::{
     pinned::{Holdings, abi_value, version_in},
     pins::{Owned, default_pin, detach_all, refuse_others},
     remotes::Remotes,
-    requirements::kernel_release,
+    requirements::{kernel_release, missing_capabilities},
     rest::Rest,
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
@@ -113,6 +113,10 @@ impl Datapath {
         let wanted = wanted_devices(&options.devices, &all)?;
         if let (release, true) = kernel_release() {
             return Err(OpenError::TooOld(release));
+        }
+        // The load would fail, too, but only after the verifier has taken its time: without CAP_PERFMON, many seconds.
+        if !missing_capabilities().is_empty() {
+            return Err(OpenError::Privilege);
         }
         let pin = match &options.pin {
             Some(p) => p.clone(),

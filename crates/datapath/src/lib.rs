@@ -121,7 +121,7 @@ pub use pages::{MapSize, map_size};
 pub use pinned::{Holdings, records};
 pub use pins::{default_pin, remove_dead};
 pub use released::{Recreated, Released, Resets};
-pub use requirements::{OLDEST, kernel_release, missing_capabilities, tested_kernels};
+pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
 pub use sockets::{
     PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, is_urgent, lift_outstanding,

@@ -172,7 +172,8 @@ fn make(path: &Path) -> Result<(), OpenError> {
 pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
     let folders = match fs::read_dir(ALL) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        folders => folders?,
+        Err(e) => return Err(io::Error::new(e.kind(), format!("{ALL}: {e}"))),
+        Ok(folders) => folders,
     };
     let mut removed = Vec::new();
     for folder in folders {
@@ -184,6 +185,8 @@ pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
         match is_dead(&path).and_then(|dead| dead.map(|owned| owned.remove()).transpose()) {
             Ok(Some(())) => removed.push(path),
             Ok(None) => {}
+            // Its owner, or a process of another namespace that cleans up as well, has just removed it.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(path = %path.display(), %error, "what is left of an earlier process stays"),
         }
     }

@@ -158,7 +158,7 @@ pub(crate) fn listen(
         return Err(io::ErrorKind::AddrInUse.into());
     }
     let foreign = course.is_foreign();
-    handshakes.make_way(addr.is_ipv6(), foreign).map_err(|e| no_way(&e, addr))?;
+    handshakes.make_way(addr.is_ipv6(), foreign).map_err(|e| no_way(&e, addr.is_ipv6()))?;
     if !handshakes.hears {
         let (engine, all) = (engine.clone(), all.clone());
         std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine, &all))?;
@@ -174,12 +174,10 @@ fn hear_syns(d: &Datapath, addr: SocketAddr, foreign: bool, holds: bool) -> io::
     if foreign { d.listen_foreign(addr, holds) } else { d.listen_end_to_end(addr, holds) }
 }
 
-fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
+fn no_way(e: &io::Error, v6: bool) -> io::Error {
     let cure = match e.raw_os_error() {
         Some(libc::EPERM) => "; CAP_NET_RAW and CAP_NET_ADMIN are needed",
-        Some(libc::EACCES | libc::EAFNOSUPPORT) if addr.is_ipv6() => {
-            "; is IPv6 disabled (net.ipv6.conf.lo.disable_ipv6)?"
-        }
+        Some(libc::EACCES | libc::EAFNOSUPPORT) if v6 => "; is IPv6 disabled (net.ipv6.conf.lo.disable_ipv6)?",
         _ => "",
     };
     io::Error::other(format!("raw sockets and routing: {e}{cure}"))
@@ -228,7 +226,7 @@ impl Handshakes {
 
     /// Routes segments for addresses that are not ours to local sockets, until the engine closes.
     pub fn route_foreign(&mut self, v6: bool) -> io::Result<()> {
-        self.make_way(v6, true)
+        self.make_way(v6, true).map_err(|e| no_way(&e, v6))
     }
 
     /// Takes no more connections to `addr`.

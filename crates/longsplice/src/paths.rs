@@ -75,7 +75,8 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
     let files = match fs::read_dir(RUN) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        files => files?,
+        Err(e) => return Err(io::Error::new(e.kind(), format!("{RUN}: {e}"))),
+        Ok(files) => files,
     };
     let mut removed = Vec::new();
     for file in files {

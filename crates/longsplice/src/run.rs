@@ -170,7 +170,11 @@ fn remove_leftovers() {
             Ok(all) => {
                 all.iter().for_each(|path| tracing::info!("removed {}, which nobody holds any more", path.display()))
             }
-            Err(error) => tracing::warn!(%error, "what earlier processes have left cannot be removed"),
+            // what another user has left is no concern of this one
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::debug!(%error, "no leftovers looked for")
+            }
+            Err(error) => tracing::warn!("cannot remove what earlier processes have left: {error}"),
         }
     }
 }

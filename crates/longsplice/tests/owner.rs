@@ -216,6 +216,51 @@ fn a_device_may_go() {
     assert!(!place.pins.exist());
 }
 
+/// A device that was named is the one that had the name: udev and netplan rename devices of running machines.
+#[test]
+#[ignore = "root"]
+fn a_device_that_is_renamed_stays() {
+    let place = Place::new();
+    let all = || place.lab.forwarder.run(|| longsplice_datapath::devices().unwrap());
+    let names: Vec<String> = all().into_iter().map(|d| d.name).collect();
+    let plug = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, 7001), SERVER.port(Family::V4, 7001));
+    let named: Vec<&str> = names.iter().flat_map(|name| ["--device", name]).collect();
+    let arguments = [&["--plug", &plug, "--splice", "at-once"], &named[..]].concat();
+    let mut proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let mut old = place.talk(7001);
+    eventually_spliced(&proxy, 1);
+    for name in &names {
+        let new = format!("{name}x");
+        place.lab.forwarder.execute("ip", &["link", "set", name, "name", &new]).unwrap();
+        proxy.wait_message(&format!("{name} is called {new} now: it is spliced on as before"));
+    }
+    let mut new = place.talk(7001);
+    eventually_spliced(&proxy, 2);
+    [&mut old, &mut new].into_iter().for_each(|stream| round_trip(stream, &[1; 100_000]));
+    // somebody relies on a device that was named, so its end is worth a warning, with its name
+    let last = format!("{}x", names[0]);
+    place.lab.forwarder.execute("ip", &["link", "del", &last]).unwrap();
+    proxy.wait_message(&format!("{last} is gone: nothing is spliced there until"));
+    let said = proxy.messages();
+    assert!(said.contains("WARN") && !said.contains("nothing is spliced there\n"), "{said}");
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+}
+
+/// Processes of other namespaces remove their folders, and dead ones, at any time.
+#[test]
+#[ignore = "root"]
+fn what_others_have_just_removed_is_no_trouble() {
+    let place = Place::new();
+    // a link that leads nowhere is listed, and then not found
+    let gone =
+        "mount -t bpf none /sys/fs/bpf; mkdir -m 700 /sys/fs/bpf/longsplice; ln -s gone /sys/fs/bpf/longsplice/net-1;";
+    let proxy = place.proxy(gone, 7001);
+    let said = proxy.messages();
+    assert!(said.contains("splicing on") && !said.contains("stays"), "{said}");
+    end(proxy);
+}
+
 /// The state left by a dead process can be taken over only if it is complete.
 #[test]
 #[ignore = "root"]

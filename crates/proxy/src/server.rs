@@ -2,7 +2,7 @@
 
 use crate::{
     access::Subject,
-    access_log::{AccessLog, LogTarget},
+    access_log::{AccessLog, LogTarget, Record},
     cache::{Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
@@ -48,7 +48,7 @@ pub enum StartError {
     )]
     NoListener,
     /// An address cannot be listened on.
-    #[error("cannot listen on {addr}: {source}{}", cure(source))]
+    #[error("cannot listen on {addr}: {source}{}", cure(source, addr.port()))]
     Listen {
         /// The address.
         addr: SocketAddr,
@@ -94,11 +94,11 @@ fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Listen { addr, source }
 }
 
-fn cure(e: &io::Error) -> &'static str {
+fn cure(e: &io::Error, port: u16) -> &'static str {
     match e.kind() {
         io::ErrorKind::AddrInUse => "; another program listens there: stop it or take another port",
         io::ErrorKind::AddrNotAvailable => "; no device of this host has the address",
-        io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
+        io::ErrorKind::PermissionDenied if (1..1024).contains(&port) => "; ports below 1024 need CAP_NET_BIND_SERVICE",
         _ => "",
     }
 }
@@ -209,6 +209,16 @@ impl Prepared {
             early: Counted::new(u32::MAX, u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
+        });
+        let of_earlier = Arc::downgrade(&shared);
+        shared.splicer.on_recovered_end(move |ended| {
+            if let Some(shared) = of_earlier.upgrade() {
+                let mut record = Record::new("recovered", ended.client);
+                record.ended(&ended);
+                (record.server, record.target) = (Some(ended.server), Some(ended.server.to_string()));
+                record.duration_ms = ended.duration_ms;
+                shared.log.write(record);
+            }
         });
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
         let runtime = server.shared.loads.runtime(0);
