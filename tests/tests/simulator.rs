@@ -130,6 +130,19 @@ fn with_full_queues() {
     assert!(env::var_os("SIM_SEED").is_some() || refused.get() > 1000);
 }
 
+/// Gigabytes pass at any moment, so that whatever is not told of them is old afterwards.
+#[test]
+fn with_gigabytes_between_two_steps() {
+    let sum = std::cell::Cell::new([0; 2]);
+    all(Kind::Long, |_, o| {
+        let [leaps, splices] = sum.get();
+        sum.set([leaps + o.leaps, splices + o.splices]);
+        None
+    });
+    eprintln!("leaps, splices: {:?}", sum.get());
+    assert!(env::var_os("SIM_SEED").is_some() || sum.get().iter().all(|n| *n > 1000));
+}
+
 #[test]
 fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);

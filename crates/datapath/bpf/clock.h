@@ -9,12 +9,13 @@
 
 #define NS_PER_MS 1000000ull
 
-/* Is the TSval new: not older than the latest one? If the host's clock went half round while it was silent (36 minutes at 1
- * MHz), its TSval seems to have gone back. A segment with new data or a new acknowledgement cannot be late by more than 2^24,
- * so a larger step back counts as new, too. */
+/* Is the TSval new: not older than the latest one? If the host's clock went half round while it was not heard, there is no
+ * telling, and the next one counts as new (LEG_UNHEARD). A clock that is not known to be a fast one may have gone half round, too
+ * (36 minutes at 1 MHz): its TSval seems to have gone back. A segment with new data or a new acknowledgement cannot be late by
+ * more than 2^24, so a larger step back counts as new, too. */
 INLINE int is_news(const struct leg *l, const struct seg *s)
 {
-	if (!before(s->tsval, l->tsval_in))
+	if (l->flags & LEG_UNHEARD || !before(s->tsval, l->tsval_in))
 		return 1;
 	return l->tsval_in - s->tsval > 1 << 24 && (after(s->ack, l->ack_in) || after(s->seq + s->len, l->max_in));
 }
@@ -38,6 +39,12 @@ INLINE void compare_clocks(struct leg *l, __u32 tsval, __u64 now)
 		l->clock_in = offset;
 }
 
+/* Has the host not been heard for half a round of its clock? In forwarding mode, it is not. At 1 kHz, half round is 24.8 days. */
+INLINE int is_unheard(const struct leg *l, __u64 now)
+{
+	return silent_for(l, now) >= ((__u64)1 << 31) * NS_PER_MS / (l->flags & LEG_FAST_CLOCK ? 1000 : 1);
+}
+
 /* Record the time of the host's latest TSval, and whether its clock is a fast one. Most clocks tick every millisecond, and
  * those of Linux's tcp_usec_ts a thousand times as often. A clock mistaken for a fast one only has to be heard more often
  * (lost_clock()). */
@@ -45,6 +52,8 @@ INLINE void heard(struct leg *l, const struct seg *s, __u64 now)
 {
 	__u32 ms = silent_for(l, now) / NS_PER_MS;
 
+	if (s->has_ts && is_unheard(l, now))
+		__sync_fetch_and_or(&l->flags, LEG_UNHEARD);
 	if (s->has_ts && !is_news(l, s)) /* another segment with a later TSval has overtaken this one */
 		return;
 	if (s->has_ts && !(l->flags & LEG_FAST_CLOCK) && s->tsval - l->tsval_in > (ms + 64) * 4) /* 64: for varying delays */
@@ -55,13 +64,10 @@ INLINE void heard(struct leg *l, const struct seg *s, __u64 now)
 }
 
 /* May the host's clock have gone half round since it was heard? Then its TSvals cannot be made to continue those that our
- * socket sent to the other host meanwhile, and that host might take them for old for as long again (PAWS). At 1 kHz, half
- * round is 24.8 days. */
+ * socket sent to the other host meanwhile, and that host might take them for old for as long again (PAWS). */
 INLINE int lost_clock(const struct leg *l, const struct leg *o, __u64 now)
 {
-	__u64 half_round = ((__u64)1 << 31) * NS_PER_MS / (l->flags & LEG_FAST_CLOCK ? 1000 : 1);
-
-	return l->flags & o->flags & LEG_TS && silent_for(l, now) >= half_round;
+	return l->flags & o->flags & LEG_TS && is_unheard(l, now);
 }
 
 /* Do both the local socket and the data path send to the host, or may they? */

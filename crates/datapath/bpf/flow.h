@@ -83,6 +83,7 @@ enum leg_flag {
 	LEG_PROBE = 1 << 22,   /* the socket probes when it is unmuted: its host may be gone, or wait for the window to open */
 	LEG_END_TO_END = 1 << 23, /* the hosts shook hands: same numbers, clocks, options on both legs (handshake.h) */
 	LEG_WAITS = 1 << 24,   /* data from the host is held (hold.h) until user space has decided whether to splice */
+	LEG_UNHEARD = 1 << 25, /* tsval_in is so old that TSvals cannot be compared with it (clock.h) */
 };
 
 /* The record of a leg. `lock` protects it; docs/switching.md (Concurrency) lists what is accessed without the lock. */

@@ -281,14 +281,6 @@ static __always_inline void commit_legs(const struct switch_args *g, struct leg 
 
 /* ---- from forwarding mode back to a leg's record ---- */
 
-/* Bytes forwarded from `l`'s host since the commit. w: word of the leg's entry. */
-INLINE __u64 path_passed(const struct leg *l, union path_word w)
-{
-	if (w.flags & PATH_TRIGGER)
-		return w.end - l->max_in;
-	return ((__u64)w.wraps << 32) + w.end - l->max_in;
-}
-
 /* A host may not use a window smaller than this, bytes: it waits for room for a segment or two (RFC 9293, 3.8.6.2.1), which are
  * rarely larger. */
 #define SMALL_WINDOW 16384
@@ -302,15 +294,17 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 	if (!(l->flags & LEG_SPLICED))
 		return;
 	l->flags &= ~LEG_SPLICED;
+	/* Only the entries have moved these numbers since the commit, and perhaps by gigabytes or months. So nothing here is compared
+	 * with what the record says: that may be more than 2^31 away. */
 	l->in64 += path_passed(l, in->word);
 	l->max_in = end;
-	l->max_out = later(l->max_out, out->word.end + out->seq_add);
+	l->max_out = out->word.end + out->seq_add;
 	l->ack_in = in->max_ack;
 	if (l->flags & o->flags & LEG_TS)
-		l->tsval_out = later(l->tsval_out, tsval_reached(l, o, now));
+		l->tsval_out = tsval_reached(l, o, now);
 	l->flags |= LEG_CLOCK;
 	l->edge_in = l->ack_in + (room_of((in->via & VIA_ROOM) >> VIA_ROOM_SHIFT) << l->wscale_in);
-	l->ack_out = later(l->ack_out, out->max_ack + out->ack_add);
+	l->ack_out = out->max_ack + out->ack_add;
 	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
 	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
 	/* The other host may have closed its window. Only the socket will see it open again, so l's host would wait for the

@@ -27,7 +27,9 @@ INLINE int is_late(const struct leg *l, __u32 seq)
  * everything up to there. Late RSTs move there, too. */
 INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 {
+	/* A socket that is passed by has an edge of long ago, which the RST need not be compared with. */
 	__u32 edge = edge_local(l), seq = s->seq;
+	int beyond = l->phase_in == PHASE_FWD || after(seq, edge);
 
 	edit_for_local(l, s, p, 1);
 	p->l.keep = s->len;
@@ -35,7 +37,7 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 	if (rst_in_order(l, s)) {
 		l->flags |= LEG_RESET | LEG_RESET_IN;
 		seq = l->ack_local;
-	} else if (((after(seq, edge) && !after(seq, l->edge_out)) || is_late(l, seq)) && edge - l->ack_local > 1) {
+	} else if (((beyond && !after(seq, l->edge_out)) || is_late(l, seq)) && edge - l->ack_local > 1) {
 		seq = edge - 1;
 	}
 	p->l.seq = seq - l->shim_in;

@@ -338,6 +338,23 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 	e->strip_ecn = !(w.flags & PATH_ECN);
 }
 
+/* Bytes forwarded from `l`'s host since the commit. w: word of the leg's entry. */
+INLINE __u64 path_passed(const struct leg *l, union path_word w)
+{
+	if (w.flags & PATH_TRIGGER)
+		return w.end - l->max_in;
+	return ((__u64)w.wraps << 32) + w.end - l->max_in;
+}
+
+/* Does `seq` lie between what was forwarded and the edge that was promised before the splice? Counted from the commit: gigabytes
+ * may have passed since. */
+INLINE int before_old_edge(const struct leg *l, union path_word w, __u32 seq)
+{
+	__s32 promised = l->edge_out - l->max_in;
+
+	return promised > 0 && !before(seq, w.end) && path_passed(l, w) + (seq - w.end) <= (__u32)promised;
+}
+
 /* The step of an RST. One that is not in order may still be genuine, if the sender's last segments were lost before they
  * arrived here. The receiver challenges it (RFC 5961, 3.2), and the answer is in order. The RST may lie beyond the receiver's
  * window, too, up to the edge that was promised before the splice (edge_out). */
@@ -352,7 +369,7 @@ INLINE enum step path_reset(struct path *p, struct path *rev, union path_word w,
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 		plan->events = 1 << EVENT_RESET;
 	} else {
-		if (!path_in_window(w, rev, s) && (!l || before(s->seq, w.end) || after(s->seq, l->edge_out))) {
+		if (!path_in_window(w, rev, s) && !(l && before_old_edge(l, w, s->seq))) {
 			plan->dropped = V_BAD_RST;
 			return STEP_DROP;
 		}

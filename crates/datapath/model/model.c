@@ -267,6 +267,42 @@ void model_switch(struct model *m, struct switch_args *g)
 	read_positions(&g->b, &g->end_b, &g->origin_b, b, pb);
 }
 
+/* Have `n` bytes from leg i's host pass, as whole segments would that were acknowledged at once, too many to be sent one by one.
+ * copied: they may go through the sockets. Returns 0 if they cannot pass: the direction is in the middle of a switch, or has a
+ * limit. 1: they were forwarded. 2: they went through the sockets. */
+int model_leap(struct model *m, int i, __u64 n, int copied)
+{
+	struct leg *l = &m->leg[i], *o = &m->leg[!i];
+	struct path *p = &m->path[i], *rev = &m->path[!i];
+
+	if (l->flags & (LEG_TRIGGER | LEG_HOLD | LEG_FIN_IN) || (l->flags | o->flags) & LEG_RESET || o->flags & LEG_AHEAD)
+		return 0;
+	if (p->word.flags & rev->word.flags & PATH_SPLICED) {
+		if (p->word.flags & (PATH_FIN | PATH_DEAD))
+			return 0;
+		p->word.wraps += (p->word.end + n) >> 32;
+		p->word.end += n;
+		rev->max_ack += n;
+		return 1;
+	}
+	if ((l->flags | o->flags) & LEG_SPLICED || (p->word.flags | rev->word.flags) & PATH_SPLICED ||
+	    l->phase_in != o->phase_out || (l->phase_in != PHASE_FWD && (l->phase_in != PHASE_LOCAL || !copied)))
+		return 0;
+	l->max_in += n;
+	l->in64 += n;
+	l->ack_out += n;
+	l->edge_out += n;
+	o->max_out += n;
+	o->ack_in += n;
+	o->edge_in += n;
+	if (l->phase_in == PHASE_FWD)
+		return 1;
+	l->ack_local += n;
+	o->local_out += n;
+	o->bound_out = o->ack_in; /* local_segment() moves it on */
+	return 2;
+}
+
 void model_path(const struct model *m, int i, struct path *to) { *to = m->path[i]; }
 
 /* Return place number `way` of a key in the table, as page << 32 | slot. */

@@ -297,19 +297,26 @@ impl PathView {
         self.rooms().1 << self.scale
     }
 
+    /// Returns a measure of the bytes that were forwarded, for [`PathView::since`].
+    pub fn reached(&self) -> u64 {
+        u64::from(self.wraps) << 32 | u64::from(self.end)
+    }
+
+    /// Returns the number of bytes forwarded since this was `reached`, up to 2^48, or up to 2^32 with a trigger.
+    pub fn since(&self, reached: u64) -> u64 {
+        let is_counted = self.flags & PathFlags::TRIGGER == 0;
+        self.reached().wrapping_sub(reached) & if is_counted { (1 << 48) - 1 } else { u32::MAX.into() }
+    }
+
     /// Returns the position of all data from the host. `origin`: [`Switched::origin`](crate::Switched) of the commit. `None` if a
     /// trigger is set: its limit takes the place of the wraps.
     pub fn position(&self, origin: u64) -> Option<u64> {
-        let reached = u64::from(self.wraps) << 32 | u64::from(self.end);
-        (self.flags & PathFlags::TRIGGER == 0).then(|| origin.wrapping_add(reached))
+        (self.flags & PathFlags::TRIGGER == 0).then(|| origin.wrapping_add(self.reached()))
     }
 
     /// Returns the number of bytes forwarded since `end` was `since`. Like `path_passed` in bpf/path.h.
     pub(crate) fn passed(&self, since: u32) -> u64 {
-        if self.flags & PathFlags::TRIGGER != 0 {
-            return self.end.wrapping_sub(since).into();
-        }
-        (u64::from(self.wraps) << 32 | u64::from(self.end)) - u64::from(since)
+        self.since(since.into())
     }
 }
 

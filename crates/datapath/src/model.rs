@@ -99,6 +99,15 @@ pub enum Fate {
     },
 }
 
+/// How bytes passed in a [leap](Model::leap).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leap {
+    /// Past the sockets.
+    Forwarded,
+    /// Through the sockets.
+    Copied,
+}
+
 enum Opaque {}
 
 unsafe extern "C" {
@@ -110,6 +119,7 @@ unsafe extern "C" {
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
     fn model_switch(m: *mut Opaque, g: *mut abi::switch_args);
+    fn model_leap(m: *mut Opaque, i: c_int, n: u64, copied: c_int) -> c_int;
     fn model_path(m: *const Opaque, i: c_int, to: *mut abi::path);
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
     fn model_leg_size() -> u64;
@@ -199,6 +209,17 @@ impl Model {
     pub fn switch(&mut self, switch: &mut Switch) {
         // SAFETY: live pointers.
         unsafe { model_switch(self.0.as_ptr(), &mut switch.0) }
+    }
+
+    /// Moves all positions on by `n` bytes from a host, as if as many had passed, and nothing else. `None` if that is not possible
+    /// now. The other host must have acknowledged everything. `copied`: they may pass through the sockets.
+    pub fn leap(&mut self, from: Side, n: u64, copied: bool) -> Option<Leap> {
+        // SAFETY: a live pointer; the index is 0 or 1.
+        match unsafe { model_leap(self.0.as_ptr(), index(from), n, copied.into()) } {
+            1 => Some(Leap::Forwarded),
+            2 => Some(Leap::Copied),
+            _ => None,
+        }
     }
 
     /// Returns the path entry of packets from a host.

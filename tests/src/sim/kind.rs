@@ -41,4 +41,7 @@ pub enum Kind {
     /// Like [`Kind::Bad`], [`Kind::Crossing`], [`Kind::Hostile`], [`Kind::Killed`] or [`Kind::Moved`], and the queues of our
     /// devices are sometimes full. Our sockets are told.
     Full,
+    /// Like [`Kind::Bad`], [`Kind::Crossing`], [`Kind::Hostile`], [`Kind::Killed`] or [`Kind::Reset`], and gigabytes pass between
+    /// two steps.
+    Long,
 }

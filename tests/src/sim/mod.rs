@@ -8,6 +8,7 @@ mod detour;
 mod device;
 mod holder;
 mod kind;
+mod leap;
 mod marks;
 mod relay;
 mod reset;
@@ -63,6 +64,8 @@ pub struct Outcome {
     pub outdated: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
+    /// How often gigabytes passed at once.
+    pub leaps: u32,
     /// Segments for which there was no room in the queue of our device.
     pub refused: u32,
     /// Congestion marks.
@@ -135,6 +138,8 @@ struct World {
     other_cpu: Option<SmallRng>,
     /// Chooses forged segments.
     adversary: Option<SmallRng>,
+    /// Chooses how much passes at once.
+    leaps: Option<SmallRng>,
     /// When the process dies, and when the next one starts.
     death: Option<Death>,
     reset: Option<Reset>,
@@ -158,6 +163,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Full => w.is_to_be_full(seed),
         Kind::Killed => w.is_to_die(seed),
         Kind::Reset => w.is_to_be_reset(seed),
+        Kind::Long => w.is_to_leap(seed),
         Kind::Moved => w.is_to_move(seed),
         Kind::HostileMoved => {
             w.is_to_move(seed);
@@ -346,6 +352,7 @@ impl World {
             tracing,
             other_cpu: None,
             adversary: None,
+            leaps: None,
             death: None,
             reset: None,
             detours: None,
@@ -482,11 +489,17 @@ impl World {
         self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.is_gone() && self.may_break_off()))
     }
 
+    /// Whether no packet is in flight, and no host has reason to send one.
+    fn is_silent(&self) -> bool {
+        self.hosts.iter().all(Tcp::is_at_rest)
+            && self.queue.iter().all(|Reverse(Queued(_, _, e))| matches!(e, Event::Wake))
+    }
+
     /// Occasionally lets everyone sleep while no packet is in flight. Not in a drain, which has a time limit.
     fn sleep(&mut self) {
         let Some(&(_, long)) = self.sleeps.last().filter(|s| s.0 <= self.now) else { return };
-        let quiet = self.relay.state != State::Draining && self.hosts.iter().chain(&self.sockets).all(Tcp::is_at_rest);
-        if quiet && self.queue.iter().all(|Reverse(Queued(_, _, e))| matches!(e, Event::Wake)) {
+        let quiet = self.relay.state != State::Draining && self.sockets.iter().all(Tcp::is_at_rest);
+        if quiet && self.is_silent() {
             self.sleeps.pop();
             self.note(|_| format!("all sleep for {} s", long / 1000 / MS));
             self.hosts.iter_mut().chain(&mut self.sockets).for_each(|t| t.slept += long);
@@ -496,6 +509,7 @@ impl World {
     /// Does everything that can happen at this instant.
     fn settle(&mut self) {
         self.sleep();
+        self.leap();
         for side in Side::BOTH {
             self.app(side);
         }

@@ -5,6 +5,7 @@
 //! increase; loss recovery is NewReno with or without SACK (RFC 6582, and along the lines of RFC 6675).
 
 mod input;
+mod leap;
 
 pub use super::segment::{ACK, FIN, PSH, Packet, RST, URG};
 use super::style::Style;

@@ -20,8 +20,8 @@ pub(super) struct RateWatch {
     before: Pair<u64>,
     pause: Duration,
     looked: Time,
-    /// Sequence numbers that the hosts had reached at the last look.
-    ends: Option<Pair<u32>>,
+    /// What the entries had forwarded at the last look.
+    ends: Option<Pair<u64>>,
     slow: Pair<u32>,
     looks: u32,
 }
@@ -49,11 +49,11 @@ impl RateWatch {
         if self.ends.is_some() && elapsed < self.pause {
             return false;
         }
-        let ends = paths.each_ref().map(|path| path.end);
+        let ends = paths.each_ref().map(PathView::reached);
         if let Some(before) = self.ends {
             for from in Side::BOTH {
                 let (path, back) = (&paths[from], &paths[from.other()]);
-                let moved = u64::from(ends[from].wrapping_sub(before[from]));
+                let moved = paths[from].since(before[from]);
                 let least = (self.before[from] as f64 / 2.0 * elapsed.as_secs_f64()) as u64;
                 // a sender with nothing in flight waits for its program, or for the other host
                 let is_slow = moved < least && path.sent != back.max_ack;
