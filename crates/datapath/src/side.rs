@@ -10,7 +10,7 @@ use std::{
 
 /// One of the two hosts of a flow. Stands for its leg, and for the direction in which it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Side {
     /// The host that opened the connection to the proxy.
     Client,

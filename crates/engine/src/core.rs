@@ -26,7 +26,7 @@ mod tests;
 mod watch;
 
 use crate::{
-    EndReason, FlowState, Refusal,
+    EndReason, FlowState, PathFinding, Refusal,
     types::{Command, Message, Policy},
 };
 use control::Control;
@@ -71,7 +71,7 @@ impl State {
 }
 
 /// The progress of a flow, as lists show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Progress {
     /// State of the flow.
@@ -86,13 +86,21 @@ pub struct Progress {
     pub splices: u32,
     /// Why the flow is not spliced, or not spliced again.
     pub refusal: Option<Refusal>,
+    /// What was measured when its path was last refused.
+    pub finding: Option<PathFinding>,
 }
 
 impl Progress {
     /// Progress of a new flow.
     pub fn new(refusal: Option<Refusal>) -> Progress {
         let none = Pair::both(0);
-        Progress { state: FlowState::Copying, copied: none, spliced: none, since: none, splices: 0, refusal }
+        let (state, splices, finding) = (FlowState::Copying, 0, None);
+        Progress { state, copied: none, spliced: none, since: none, splices, refusal, finding }
+    }
+
+    /// Returns what was measured of the path, if that is why the flow is not spliced.
+    pub fn path_finding(&self) -> Option<PathFinding> {
+        self.finding.filter(|_| self.refusal == Some(Refusal::Path))
     }
 
     /// Counts a spliced stretch of bytes from this host that has reached position `end`. Returns their number.
@@ -244,6 +252,11 @@ pub struct Context<'a> {
 impl Context<'_> {
     fn refuse(&mut self, why: Refusal) {
         self.shown.refusal = Some(why);
+    }
+
+    fn refuse_path(&mut self, finding: PathFinding) {
+        self.shown.finding = Some(finding);
+        self.refuse(Refusal::Path);
     }
 }
 

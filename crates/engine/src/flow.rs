@@ -134,7 +134,10 @@ impl Flow {
             tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
         }
         if let Some(why) = shown.refusal.filter(|why| before.refusal != Some(*why)) {
-            tracing::debug!(flow = self.id, reason = %why, "not spliced");
+            match shown.path_finding() {
+                Some(found) => tracing::debug!(flow = self.id, reason = %why, %found, "not spliced"),
+                None => tracing::debug!(flow = self.id, reason = %why, "not spliced"),
+            }
             self.policy.tally.refuse(why);
         }
         if (before.splices, shown.splices) == (0, 1) {
@@ -167,6 +170,7 @@ impl Flow {
             bytes_down: bytes(Side::Server),
             age_ms: self.began.elapsed().as_millis() as u64,
             refusal: now.refusal,
+            path: now.path_finding(),
         }
     }
 }
@@ -323,7 +327,7 @@ mod tests {
     #[test]
     fn records_are_small() {
         assert!(
-            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 712,
+            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 728,
             "{} {}",
             size_of::<ForwardedFlow>(),
             size_of::<Flow>()

@@ -46,6 +46,7 @@ mod descriptors;
 mod early;
 mod engine;
 mod events;
+mod finding;
 mod flow;
 mod foreign;
 mod guard;
@@ -80,6 +81,7 @@ mod types;
 
 pub use early::Permit;
 pub use events::{FlowEvent, FlowEventKind, FlowEvents};
+pub use finding::{PathCause, PathFinding};
 pub use foreign::EndToEndListener;
 pub use handshakes::ForeignCounts;
 pub use inspect::{FlowDetail, TraceError, TracedSegment};

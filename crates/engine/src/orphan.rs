@@ -87,6 +87,7 @@ impl Orphan {
             bytes_down: self.bytes.server,
             age_ms: self.since.elapsed().as_millis() as u64,
             refusal: None,
+            path: None,
         }
     }
 

@@ -353,6 +353,7 @@ impl Relay {
             spliced_down: now.spliced.server,
             splices: now.splices,
             refusal: now.refusal,
+            path: now.path_finding(),
             duration_ms: flow.began.elapsed().as_millis() as u64,
         }
     }

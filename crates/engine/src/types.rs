@@ -1,6 +1,9 @@
 //! Types of the public interface: policies, commands, states and outcomes.
 
-use crate::refusal::{Refusal, Tally};
+use crate::{
+    finding::PathFinding,
+    refusal::{Refusal, Tally},
+};
 use bytes::Bytes;
 use longsplice_datapath::{Pair, Side};
 use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
@@ -282,6 +285,9 @@ pub struct FlowStatus {
     pub age_ms: u64,
     /// Why the flow is not spliced, if it cannot or must not be.
     pub refusal: Option<Refusal>,
+    /// What was measured, if the refusal is [`Refusal::Path`].
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub path: Option<PathFinding>,
 }
 
 /// A command to a live flow, from an operator or a program.
@@ -370,6 +376,9 @@ pub struct Ended {
     pub splices: u32,
     /// Why the flow was not spliced, or not spliced again.
     pub refusal: Option<Refusal>,
+    /// What was measured, if the refusal is [`Refusal::Path`].
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub path: Option<PathFinding>,
     /// Lifetime in milliseconds.
     pub duration_ms: u64,
 }
@@ -378,8 +387,21 @@ impl Ended {
     /// Creates the record of a flow that carried no bytes.
     pub fn new(id: u64, client: SocketAddr, server: SocketAddr, how: EndReason) -> Ended {
         let (bytes_up, bytes_down, spliced_up, spliced_down) = (0, 0, 0, 0);
-        let (splices, refusal, duration_ms) = (0, None, 0);
-        Ended { id, client, server, how, bytes_up, bytes_down, spliced_up, spliced_down, splices, refusal, duration_ms }
+        let (splices, refusal, path, duration_ms) = (0, None, None, 0);
+        Ended {
+            id,
+            client,
+            server,
+            how,
+            bytes_up,
+            bytes_down,
+            spliced_up,
+            spliced_down,
+            splices,
+            refusal,
+            path,
+            duration_ms,
+        }
     }
 }
 

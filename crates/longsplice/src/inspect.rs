@@ -7,6 +7,8 @@ use crate::{
     control::Ask,
     ls::{age, bytes, printable},
 };
+use longsplice_engine::PathFinding;
+use serde::Deserialize;
 use serde_json::Value;
 use std::{
     io::{self, Write},
@@ -70,6 +72,9 @@ fn report(flow: &Value) -> String {
         &flow["splices"].as_u64().map_or("not known: of an earlier process".into(), |n| n.to_string()),
     );
     page.line("refusal", &if flow["refusal"].is_string() { text(flow, "refusal") } else { "none".into() });
+    if let Ok(path) = PathFinding::deserialize(&flow["path"]) {
+        page.line("measured", &path.to_string());
+    }
     page.line("stages", &list(&flow["stages"], " > "));
     page.line("looked after", &format!("by {}", text(flow, "place")));
     for (side, key) in [("client", "client_leg"), ("server", "server_leg")] {

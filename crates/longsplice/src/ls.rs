@@ -6,7 +6,7 @@ use crate::{
     client::Client,
     control::{Ask, PAGE},
 };
-use longsplice_engine::FlowState;
+use longsplice_engine::{FlowState, PathFinding};
 use serde::Deserialize;
 use serde_json::Value;
 use std::{
@@ -40,6 +40,8 @@ pub struct Row {
     pub age_ms: u64,
     /// Why the flow is not spliced or, if it is spliced, why an unsplice was refused.
     pub refusal: Option<String>,
+    /// What was measured of a path that was refused.
+    pub path: Option<PathFinding>,
 }
 
 /// `longsplice ls`: prints all flows, page by page.
@@ -133,9 +135,10 @@ fn table(rows: &[Row], width: &mut [usize; 10], head: bool) -> String {
 }
 
 fn cells(r: &Row) -> [String; 10] {
+    let measured = r.path.map_or_else(String::new, |path| format!(" ({path})"));
     let why = match &r.refusal {
         Some(refusal) if ["spliced", "released"].contains(&&*r.state) => format!("stays {}: {refusal}", r.state),
-        Some(refusal) => format!("not spliced: {refusal}"),
+        Some(refusal) => format!("not spliced: {refusal}{measured}"),
         None => r.stages.join(" > "),
     };
     [
@@ -199,6 +202,7 @@ mod tests {
             bytes_down: 1_234_567_890,
             age_ms: 61_000,
             refusal: None,
+            path: None,
         }
     }
 

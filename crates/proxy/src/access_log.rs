@@ -4,7 +4,7 @@
 //! the queue fills up; further lines are dropped and counted. The log never delays a connection.
 
 use crate::fault::Fault;
-use longsplice_engine::{Ended, Refusal};
+use longsplice_engine::{Ended, PathFinding, Refusal};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt::{self, Write as _},
@@ -137,6 +137,9 @@ pub struct Record {
     pub splices: u32,
     /// Reason why the flow was not spliced, or error in the request.
     pub refusal: Option<String>,
+    /// What was measured, if the refusal is `path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathFinding>,
     /// Time since accept, in milliseconds.
     pub duration_ms: u64,
 }
@@ -164,6 +167,7 @@ impl Record {
             spliced_down: 0,
             splices: 0,
             refusal: None,
+            path: None,
             duration_ms: 0,
         }
     }
@@ -176,6 +180,7 @@ impl Record {
         (self.spliced_up, self.spliced_down) = (e.spliced_up, e.spliced_down);
         self.splices = e.splices;
         self.refusal = e.refusal.map(Refusal::as_str).map(String::from);
+        self.path = e.path;
     }
 
     /// Fills in the reason why nothing was relayed.
@@ -235,6 +240,9 @@ impl Record {
         number(t, "spliced_down", self.spliced_down);
         number(t, "splices", self.splices.into());
         text(t, "refusal", self.refusal.as_deref().unwrap_or("-"));
+        if let Some(path) = &self.path {
+            text(t, "path", &path.to_string());
+        }
         number(t, "duration_ms", self.duration_ms);
         std::mem::take(t)
     }

@@ -10,7 +10,7 @@ use super::{
     watch::RateWatch,
 };
 use crate::{
-    EndReason, Refusal,
+    EndReason, PathCause, PathFinding, Refusal,
     types::{Command, PathRule, Policy, SpliceWhen},
 };
 use longsplice_datapath::{
@@ -330,7 +330,8 @@ impl Core {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
         if control.wanted {
-            return self.approach(cx, facts);
+            let finding = PathFinding::new(PathCause::Queue, Side::Client, facts.map(|f| f.min_rtt), 0.0);
+            return self.approach(cx, facts, finding);
         }
         let distance = Distance {
             policy: cx.policy,
@@ -351,25 +352,28 @@ impl Core {
                 Action::HoldBack(Pair::both(None))
             }
             Judgement::Copy => {
-                let windows = distance.windows();
-                self.not_now(cx, windows)
+                let (windows, finding) = (distance.windows(), distance.finding(None));
+                self.not_now(cx, windows, finding)
             }
-            Judgement::Splice => self.approach(cx, facts),
+            Judgement::Splice => {
+                let finding = distance.finding(Some(PathCause::Queue));
+                self.approach(cx, facts, finding)
+            }
         }
     }
 
     /// Copies on because of the path, and looks at it again later.
-    fn not_now(&mut self, cx: &mut Context<'_>, windows: Pair<Option<u32>>) -> Action {
+    fn not_now(&mut self, cx: &mut Context<'_>, windows: Pair<Option<u32>>, finding: PathFinding) -> Action {
         let control = self.control_mut();
         control.approach = None;
         // ever more rarely: a path seldom changes
         control.again = Some(Again::at(cx.now + PATH_AGAIN.max(cx.now.saturating_sub(control.began.1))));
-        cx.refuse(Refusal::Path);
+        cx.refuse_path(finding);
         Action::CopyOn { forget: None, windows }
     }
 
     /// Freezes, once no sender would wait too long for an acknowledgement. Until then, holds senders back.
-    fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
+    fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>, finding: PathFinding) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         let streams = control.streams.each_ref();
         let queues = Pair::from_fn(|from| {
@@ -393,13 +397,14 @@ impl Core {
         }
         control.approach = None;
         if !is_short && !control.wanted {
-            return self.not_now(cx, Pair::both(None));
+            return self.not_now(cx, Pair::both(None), finding);
         }
         if cx.shown.refusal == Some(Refusal::Path) {
             cx.shown.refusal = None;
         }
         let rtt = facts.iter().filter_map(|f| f.min_rtt).sum();
         let is_watched = !control.wanted && cx.policy.path != PathRule::Any && rtt > SHORT;
+        cx.shown.finding = Some(finding); // for the watch
         control.watch = is_watched.then(|| (rtt, control.rates(cx.now, facts)));
         // A stream that ends right after the threshold has nothing left to splice for.
         let looks = !control.wanted && self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0);

@@ -7,7 +7,10 @@
 //! grows, and recovers from a loss, by its own round trips.
 
 use super::queue::CLOSE;
-use crate::types::{PathRule, Policy, SpliceWhen};
+use crate::{
+    finding::{PathCause, PathFinding},
+    types::{PathRule, Policy, SpliceWhen},
+};
 use longsplice_datapath::{Pair, Side, Tuple};
 use std::time::Duration;
 
@@ -84,6 +87,23 @@ impl Distance<'_> {
             false if starts => Judgement::After(START - self.copied),
             false => Judgement::Splice,
         }
+    }
+
+    /// Returns what decided that the flow is copied, with the measured values.
+    pub fn finding(&self, cause: Option<PathCause>) -> PathFinding {
+        let is_far = |from: Side| match (self.policy.path, self.rtt[from], self.rtt[from.other()]) {
+            (PathRule::Within { rtt_ratio, .. }, Some(sender), Some(receiver)) => {
+                !is_harmless(sender, receiver, rtt_ratio)
+            }
+            _ => false,
+        };
+        // the one that carries more counts; if that one does not suffer, it is the other
+        let main = if self.carried.client > self.carried.server { Side::Client } else { Side::Server };
+        let is_lossy =
+            |from: Side| matches!(self.policy.path, PathRule::Within { loss, .. } if self.lost[from.other()] > loss);
+        let sender = if is_far(main) || is_lossy(main) || cause.is_some() { main } else { main.other() };
+        let cause = cause.unwrap_or(if is_far(sender) { PathCause::Rtt } else { PathCause::Loss });
+        PathFinding::new(cause, sender, self.rtt, self.lost[sender.other()])
     }
 
     /// Returns the windows in bytes that suffice for hosts from which a flow is copied. `None`: as large as the kernel makes them.
@@ -206,6 +226,19 @@ mod tests {
             Splice,
             "upwards"
         );
+    }
+
+    #[test]
+    fn a_finding_names_what_decided() {
+        let far = download(100, 6, 0.1, START).finding(None);
+        assert_eq!((far.cause, far.sender, far.rtt_us), (PathCause::Rtt, Side::Server, Pair::new(100_000, 6000)));
+        let lossy = download(6, 100, 0.1, START).finding(None);
+        assert_eq!((lossy.cause, lossy.sender, lossy.loss), (PathCause::Loss, Side::Server, 0.1));
+        let upload = Distance { carried: Pair::new(START, START / 2), ..download(6, 100, 0.0, START) }.finding(None);
+        assert_eq!((upload.cause, upload.sender), (PathCause::Rtt, Side::Client));
+        // both directions carry, and the smaller one suffers
+        let both = Distance { carried: Pair::new(START / 2, START), ..download(6, 100, 0.0, START) }.finding(None);
+        assert_eq!((both.cause, both.sender), (PathCause::Rtt, Side::Client));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{Action, Context, Control, Core, Event, State, Time, has_fragments, watch::RateWatch};
 use crate::{
-    EndReason, Refusal,
+    EndReason, PathCause, PathFinding, Refusal,
     types::{Command, Policy, Trigger},
 };
 use longsplice_datapath::{EventKind, Pair, PathFlags, PathView, Side, SwitchError, Switched};
@@ -219,12 +219,13 @@ impl Core {
             ) => None,
         };
         if let Some(watch) = &mut self.forwarded.watch {
-            let is_slow = watch.look(cx.now, paths);
+            let (is_slow, sender) = (watch.look(cx.now, paths), watch.slowest());
             if is_slow || watch.is_over() || self.state != State::Spliced {
                 self.forwarded.watch = None;
             }
             if is_slow && self.state == State::Spliced {
-                cx.refuse(Refusal::Path);
+                let measured = cx.shown.finding.map_or(Pair::both(0), |finding| finding.rtt_us);
+                cx.refuse_path(PathFinding { cause: PathCause::Rate, sender, rtt_us: measured, loss: 0.0 });
                 wanted = Some(true);
             }
         }

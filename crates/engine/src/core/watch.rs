@@ -43,6 +43,11 @@ impl RateWatch {
         self.looks > LOOKS
     }
 
+    /// Returns the sender that has become slow.
+    pub fn slowest(&self) -> Side {
+        if self.slow.client > self.slow.server { Side::Client } else { Side::Server }
+    }
+
     /// Looks, if it is time to. Returns whether a direction has become slow.
     pub fn look(&mut self, now: Time, paths: &Pair<PathView>) -> bool {
         let elapsed = now.saturating_sub(self.looked);

@@ -23,7 +23,8 @@ use crate::{
     filter::{FIRST_MAX, FilterDecision, ReplyFilter},
 };
 use longsplice_engine::{
-    EndReason, FlowInfo, Leftovers, Leg, Message, Pair, Policy, Refusal, RelayedMessage, Side, SpliceWhen, Splicer,
+    EndReason, FlowInfo, Leftovers, Leg, Message, Pair, PathFinding, Policy, Refusal, RelayedMessage, Side, SpliceWhen,
+    Splicer,
 };
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Request, Response, Scan, Step, Version, Wrong,
@@ -83,6 +84,8 @@ pub(crate) struct Exchange<'a> {
     pub spliced: Pair<u64>,
     pub splices: u32,
     pub refusal: Option<Refusal>,
+    /// What was measured, if that is `path`.
+    pub path: Option<PathFinding>,
 }
 
 /// State of the direction from client to server.
@@ -200,6 +203,7 @@ impl<'a> Exchange<'a> {
             spliced: Pair::both(0),
             splices: 0,
             refusal: None,
+            path: None,
         }
     }
 
@@ -290,7 +294,7 @@ impl<'a> Exchange<'a> {
         self.spliced.client += ended.spliced_up;
         self.spliced.server += ended.spliced_down;
         self.splices += ended.splices;
-        self.refusal = ended.refusal;
+        (self.refusal, self.path) = (ended.refusal, ended.path);
         self.moved = Instant::now();
         let gone = |how| Some(End::Cut(how, "while its body was passed on".into()));
         match ended.how {

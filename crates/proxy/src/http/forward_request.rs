@@ -282,6 +282,7 @@ impl Row<'_> {
                 _ => Refusal::Short,
             });
             record.refusal = Some(why.as_str().into());
+            record.path = exchange.path.filter(|_| why == Refusal::Path);
             tally.inspect(|tally| tally.refuse(why));
         }
         match end {
