@@ -59,6 +59,8 @@ mod status {
     pub const SEEN_REPLY: u32 = 1 << 1;
     pub const ASSURED: u32 = 1 << 2;
     pub const CONFIRMED: u32 = 1 << 3;
+    pub const SRC_NAT: u32 = 1 << 4;
+    pub const DST_NAT: u32 = 1 << 5;
     pub const DYING: u32 = 1 << 9;
     pub const FIXED_TIMEOUT: u32 = 1 << 10;
 }
@@ -159,6 +161,17 @@ impl Conntrack {
     /// Returns whether conntrack has an entry for a connection.
     fn has(&self, ends: [SocketAddr; 2]) -> bool {
         Netlink::netfilter().and_then(|mut netlink| find_entry(&mut netlink, ends)).is_ok_and(|found| found.is_some())
+    }
+
+    /// Returns whether NAT changes the addresses or ports of a connection of this host. Its segments leave with the
+    /// entry's original tuple, if this host has opened it, or else with the tuple of replies; either finds the entry.
+    pub fn is_translated(&self, leg: &Tuple) -> bool {
+        if !self.is_used() {
+            return false;
+        }
+        let ends = Connection::new(leg, Side::Server, None, false, None).ends;
+        let found = Netlink::netfilter().and_then(|mut netlink| find_entry(&mut netlink, ends));
+        matches!(found, Ok(Some((status, _))) if status & (status::SRC_NAT | status::DST_NAT) != 0)
     }
 
     /// Renews the entries of both legs. `scales`: for each leg the host's and ours. `away`: maximum

@@ -225,6 +225,11 @@ impl Datapath {
         self.conntrack.renew_flow(legs, Pair::new(client, server), Pair::both(away), false);
     }
 
+    /// Returns whether NAT of this machine changes the addresses or ports of a leg, as conntrack knows it.
+    pub fn is_translated(&self, leg: &Tuple) -> bool {
+        self.conntrack.is_translated(leg)
+    }
+
     /// Returns the counters of changes to conntrack entries so far.
     pub fn conntrack_counts(&self) -> ConntrackCounts {
         self.conntrack.counts()

@@ -62,6 +62,8 @@ refusals! {
     Unattached = "unattached",
     /// A leg was not tracked from its SYN on.
     Untracked = "untracked",
+    /// NAT of this machine changes the addresses or ports of a leg: its packets on the device are not those of its socket.
+    Nat = "nat",
     /// A leg received IP fragments, which the data path does not reassemble.
     /// A copied flow stays copied, and a spliced flow stays spliced.
     Fragments = "fragments",
@@ -96,6 +98,7 @@ pub(crate) fn of_untracked(d: &Datapath, legs: &[Tuple]) -> Refusal {
     match () {
         () if legs.iter().any(|leg| d.found_no_room(leg)) => Refusal::TableFull,
         () if legs.iter().any(|leg| d.is_elsewhere(leg)) => Refusal::Unattached,
+        () if legs.iter().any(|leg| d.is_translated(leg)) => Refusal::Nat,
         () => Refusal::Untracked,
     }
 }

@@ -209,6 +209,29 @@ fn addresses_of_this_host_are_loopback() {
     }
 }
 
+/// The data path sees packets before or after NAT, and the socket the opposite.
+#[test]
+#[ignore = "root"]
+fn legs_that_nat_changes_are_named() {
+    for (hook, rule, port, why) in [
+        ("prerouting", format!("tcp dport 7001 redirect to :{PORT}"), 7001, "nat"),
+        ("postrouting", format!("tcp dport {PORT} masquerade to :50000-50009"), PORT, "nat"),
+        // the addresses and ports stay as they are
+        ("postrouting", format!("tcp dport {PORT} masquerade"), PORT, "spliced"),
+    ] {
+        let place = Place::new();
+        let chain = format!("{{ type nat hook {hook} priority 0; {rule}; }}");
+        place.lab.forwarder.execute("nft", &[&format!("table ip t {{ chain c {chain}; }}")]).unwrap();
+        let plug = format!("{FRONT}={}", SERVER.port(Family::V4, PORT));
+        let arguments = ["--plug", &plug, "--splice", "at-once"];
+        let mut proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        let mut stream = place.lab.client.run(|| connect(FORWARDER_TO_CLIENT.port(Family::V4, port)));
+        assert_eq!(refusal(&proxy, &mut stream), why, "{rule}");
+        drop(stream);
+        proxy.stop(&place.pins);
+    }
+}
+
 /// Two listeners, and the counters of each.
 #[test]
 #[ignore = "root"]
@@ -264,8 +287,14 @@ fn bodies_that_would_be_slower_spliced_are_copied() {
         write!(stream, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n").unwrap();
         eventually("a refusal in the list", || {
             let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-            flows.iter().any(|flow| flow["refusal"] == "path").then_some(())
+            let flow = flows.iter().find(|flow| flow["refusal"] == "path")?;
+            let path = &flow["path"];
+            assert_eq!((&path["cause"], &path["sender"]), (&"rtt".into(), &"server".into()), "{flow}");
+            assert!(path["rtt_us"]["client"].as_u64() >= Some(20_000), "{flow}");
+            Some(())
         });
+        let ls = proxy.client(&["ls"]);
+        assert!(ls.contains("not spliced: path (rtt, client ") && ls.contains(" ms, loss 0.0"), "{ls}");
         go_on.send(()).unwrap();
         let mut reply = Vec::new();
         stream.read_to_end(&mut reply).unwrap();
@@ -274,6 +303,7 @@ fn bodies_that_would_be_slower_spliced_are_copied() {
         eventually("it is counted", || (refused() == 1).then_some(()));
         let log = proxy.end(&place.pins);
         assert_eq!((&log[0]["refusal"], &log[0]["splices"]), (&"path".into(), &0.into()), "{log:?}");
+        assert_eq!(log[0]["path"]["cause"], "rtt", "{log:?}");
     }
 }
 
