@@ -13,7 +13,9 @@ pub fn flush(path: &Path) -> Result<Option<Resets>, OpenError> {
     rules.map_err(|source| OpenError::Kernel { what: "remove rules of routing", source })?;
     let source = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
     let remove = |resets| Owned::take(path)?.remove().map(|()| Some(resets)).map_err(source);
-    let entries = Holdings::of(path).ok().and_then(|held| held.entries);
+    // tables that cannot be read may hold something
+    let held = Holdings::of(path).map(|held| held.entries);
+    let entries = held.unwrap_or(None);
     if entries == Some(0) {
         return remove(Resets::default());
     }

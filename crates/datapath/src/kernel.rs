@@ -10,7 +10,7 @@ use crate::{
     guard::{self, Guard},
     load::load,
     maps::{Maps, from_bytes},
-    pages::{PATHS4, PATHS6, fill},
+    pages::{PATHS4, PATHS6, embryos, fill, ring},
     pinned::{Holdings, abi_value, version_in},
     pins::{Owned, default_pin, detach_all, refuse_others},
     remotes::Remotes,
@@ -65,6 +65,17 @@ impl Options {
     /// Range of the sizes of rings in bytes: 64 KB (the largest page size) to 1 GB. Other sizes
     /// are moved to the nearer end; the result is rounded up to a power of two.
     pub const RING: RangeInclusive<u32> = 1 << 16..=1 << 30;
+
+    /// Checks the named devices as [`Datapath::open`] does. Returns the names of those to which it would attach.
+    pub fn check_devices(&self) -> Result<Vec<String>, OpenError> {
+        let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+        let wanted = wanted_devices(&self.devices, &all)?;
+        refuse_hindered(&self.peer, &wanted, &all)?;
+        let pin = self.pin.clone().map_or_else(default_pin, Ok);
+        let pin = pin.map_err(|source| OpenError::Kernel { what: "network namespace", source })?;
+        wanted_xdp(&self.xdp, &wanted, &all, &pin)?;
+        Ok(all.into_iter().filter(|d| wanted.contains(&d.index)).map(|d| d.name).collect())
+    }
 
     /// Returns these options with the smallest rings, for a data path that neither taps nor holds.
     #[must_use]
@@ -164,8 +175,7 @@ impl Datapath {
             open.maps.paths4.set_max_entries(pages4)?;
             open.maps.paths6.set_max_entries(pages6)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
-            open.maps.embryos.set_max_entries(n.clamp(1024, 65536))?;
-            let ring = |bytes: u32| bytes.clamp(*Options::RING.start(), *Options::RING.end()).next_power_of_two();
+            open.maps.embryos.set_max_entries(embryos(n))?;
             open.maps.held.set_max_entries(ring(options.hold_ring))?;
             open.maps.taps.set_max_entries(ring(options.tap_ring))
         })()

@@ -119,7 +119,7 @@ pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use pages::{MapSize, map_size};
 pub use pinned::{Holdings, records};
-pub use pins::{default_pin, remove_dead};
+pub use pins::{default_pin, other_datapath, remove_dead};
 pub use released::{Recreated, Released, Resets};
 pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};

@@ -1,6 +1,6 @@
 //! Creates the pages of the tables of path entries, which are arrays of pages (bpf/table.h). Also the sizes of pinned maps.
 
-use crate::maps::io_error;
+use crate::{Options, abi, maps::io_error};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use std::{
     fs, io,
@@ -30,6 +30,30 @@ const THREADS: usize = 32;
 /// Number of pages that a thread has open at a time. All of them together stay below the 1024 files that any process may have.
 const AT_ONCE: usize = 16;
 const _: () = assert!(THREADS * AT_ONCE < 1024);
+
+impl Options {
+    /// Returns about how many bytes of kernel memory the tables and rings of these options take.
+    pub fn table_bytes(&self) -> u64 {
+        // an entry of a hash has 48 bytes of its own, and its bucket 16
+        const ENTRY: usize = 64 + size_of::<abi::tuple>().next_multiple_of(8);
+        let flows = self.max_flows.clamp(*Options::FLOWS.start(), *Options::FLOWS.end());
+        let pages = PATHS4.pages(flows) + PATHS6.pages(flows);
+        let legs = 2 * u64::from(flows) * (ENTRY + size_of::<abi::leg>()) as u64;
+        let embryos = u64::from(embryos(flows)) * (ENTRY + size_of::<abi::embryo>()) as u64;
+        let rings = u64::from(ring(self.tap_ring)) + u64::from(ring(self.hold_ring));
+        u64::from(pages) * u64::from(PAGE) + legs + embryos + rings
+    }
+}
+
+/// Returns the number of half-open connections that are known, in a table for so many flows.
+pub(crate) fn embryos(flows: u32) -> u32 {
+    flows.clamp(1024, 65536)
+}
+
+/// Returns the size of a ring for which so many bytes were requested.
+pub(crate) fn ring(bytes: u32) -> u32 {
+    bytes.clamp(*Options::RING.start(), *Options::RING.end()).next_power_of_two()
+}
 
 impl Table {
     /// Returns the number of pages for `flows` flows.

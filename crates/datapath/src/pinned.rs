@@ -62,14 +62,18 @@ impl Holdings {
         };
         let counted =
             map("entries")?.map(|m| m.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)).transpose()?;
+        // a listener that cannot be read may be one: what is taken for nothing is removed
         let is_foreign = |map: &MapHandle, key: &[u8]| {
-            map.lookup(key, MapFlags::ANY)
-                .is_ok_and(|value| value.is_some_and(|v| v.iter().any(|byte| byte & !WAITS == LISTENS_FOREIGN)))
+            let value = map.lookup(key, MapFlags::ANY).map_err(io_error)?;
+            Ok::<_, io::Error>(value.is_some_and(|v| v.iter().any(|byte| byte & !WAITS == LISTENS_FOREIGN)))
+        };
+        let foreign = |all: MapHandle| {
+            all.keys().try_fold(0, |n, key| Ok::<_, io::Error>(n + usize::from(is_foreign(&all, &key)?)))
         };
         Ok(Holdings {
             entries: counted.flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?))),
             legs: map("legs")?.map_or(0, |legs| legs.keys().count()),
-            foreign: map("listeners")?.map_or(0, |all| all.keys().filter(|key| is_foreign(&all, key)).count()),
+            foreign: map("listeners")?.map_or(Ok(0), foreign)?,
         })
     }
 }

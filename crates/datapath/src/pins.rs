@@ -232,6 +232,21 @@ fn is_free_of_old(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Returns the name of a device of this network namespace to which a data path is attached that is not pinned in the usual
+/// directory, or that is not seen there. Errors if that cannot be found out.
+pub fn other_datapath() -> Result<Option<String>, OpenError> {
+    let pin = default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?;
+    match refuse_others(&pin) {
+        Ok(()) => Ok(None),
+        Err(OpenError::Attached(index)) => {
+            let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+            let name = all.into_iter().find(|d| d.index == index).map(|d| d.name);
+            Ok(Some(name.unwrap_or_else(|| format!("device number {index}"))))
+        }
+        Err(e) => Err(e),
+    }
+}
+
 /// Fails if any device of this network namespace has another data path, whose pins are not in our directory. Two would give
 /// the same ports to different connections, and nobody would look after the flows of one that has died.
 pub(crate) fn refuse_others(pin: &Path) -> Result<(), OpenError> {

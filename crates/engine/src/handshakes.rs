@@ -13,7 +13,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     collections::HashMap,
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -183,6 +183,13 @@ fn no_way(e: &io::Error, v6: bool) -> io::Error {
     io::Error::other(format!("raw sockets and routing: {e}{cure}"))
 }
 
+/// Returns whether an address belongs to this machine, or whether nobody knows, for example for want of descriptors.
+/// What has no route does not: its segments go nowhere.
+fn may_be_ours(ip: IpAddr) -> bool {
+    const NO_ROUTE: [i32; 4] = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL];
+    is_local(ip).unwrap_or_else(|e| !e.raw_os_error().is_some_and(|errno| NO_ROUTE.contains(&errno)))
+}
+
 /// Runs the thread that handles handshakes, until the engine closes.
 fn hear(engine: &Arc<Engine>, handshakes: &Mutex<Handshakes>) {
     let Some(d) = engine.datapath() else { return };
@@ -306,8 +313,7 @@ impl Handshakes {
                 None => self.leave_to_listener(d, &syn),
             },
             Some(Course::Foreign(allow)) => {
-                // without a route, the segment goes nowhere
-                let is_ours = is_local(client.local.ip()).unwrap_or(false);
+                let is_ours = may_be_ours(client.local.ip());
                 if is_ours || !allow(client.remote, client.local) {
                     self.counts.denied += 1;
                     return tracing::debug!(?client, is_ours, "not let pass");
@@ -433,7 +439,7 @@ impl Handshakes {
 
     /// Handles the answer to a SYN that was given up just before, or that an earlier process has passed on.
     fn answered_late(&self, d: &Datapath, answer: &Handshake) {
-        if is_local(answer.leg.local.ip()).unwrap_or(false) {
+        if may_be_ours(answer.leg.local.ip()) {
             d.forget(&answer.leg); // the stack resets the server when it answers again
         } else {
             self.pass_on(answer, &mirrored(&answer.leg));

@@ -389,6 +389,10 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 
+    /// Check this configuration file as well: its devices, addresses, ports, privileges, and memory.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Send packets through tunnels to this translucent proxy, and wait for its answers through the tunnels. May be repeated.
     ///
     /// The second address is one whose connections the proxy intercepts. Nothing is sent to it. Both kinds of tunnels are tested,

@@ -4,10 +4,12 @@
 //! removed again, in a network namespace of their own.
 
 mod attach;
+mod config;
 mod facts;
 
 use crate::{Outcome, args::DoctorArgs};
-pub use facts::{APART, shared_ports};
+pub use config::memory_limit;
+pub use facts::warn_of_shared_ports;
 use longsplice_datapath::{TPOT_UDP_PORT, tpot_probe};
 use serde::Serialize;
 use std::{
@@ -68,12 +70,14 @@ struct Report {
 
 /// `longsplice doctor`.
 pub fn doctor(args: &DoctorArgs) -> Outcome {
-    let mut checks = facts::all();
+    let mut checks = facts::all(args.config.is_some());
+    let configured = args.config.as_deref().map(config::all).unwrap_or_default();
     // If one of these is missing, the test would fail for a reason already reported.
     let pointless = checks
         .iter()
         .any(|c| c.state == State::Missing && ["kernel", "capabilities", "bpffs", "data path"].contains(&c.name));
     checks.push(if pointless { attach::not_tried() } else { attach::attach() });
+    checks.extend(configured);
     checks.push(Check::ok("copying", "always possible: connections that cannot be spliced are copied"));
     checks.extend(args.tunnel.iter().flat_map(|(proxy, server)| tunnels(*proxy, *server)));
     let splicing = checks.iter().all(|c| c.state != State::Missing);
@@ -155,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_check_gives_an_answer_whoever_asks() {
-        let names: Vec<&str> = facts::all().iter().map(|c| c.name).collect();
+        let names: Vec<&str> = facts::all(false).iter().map(|c| c.name).collect();
         assert!(names.contains(&"kernel") && names.contains(&"capabilities"), "{names:?}");
     }
 }

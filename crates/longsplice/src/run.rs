@@ -10,7 +10,7 @@ use crate::{
     doctor, paths,
 };
 use longsplice_datapath::MAX_LISTENERS;
-use longsplice_engine::{Refusal, SpliceWhen, Splicer, Tpot};
+use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer, Tpot};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
     limits::CONNECTIONS,
@@ -129,12 +129,8 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     }
     remove_leftovers();
     let mut options = config.engine.clone();
-    if let Some(kernel) = doctor::shared_ports(&options.source_ports) {
-        let (first, last) = (kernel.start(), kernel.end());
-        tracing::warn!(
-            "the kernel gives ports {first}-{last} to others, and some of source_ports are among them: {}",
-            doctor::APART
-        );
+    if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
+        tracing::warn!("{warning}");
     }
     if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
         options.datapath.tap_ring = 0; // the smallest possible
@@ -156,10 +152,20 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
         }
         Err(e) => {
             let why = Refusal::from(&e);
-            tracing::warn!("connections are copied, not spliced ({why}): {e}; see `longsplice doctor`");
+            let more = if why == Refusal::Memory { memory(&options) } else { String::new() };
+            tracing::warn!("connections are copied, not spliced ({why}): {e}{more}; see `longsplice doctor`");
             Ok(Splicer::copying_from(options.sources, why))
         }
     }
+}
+
+/// How much memory the tables need, and how much there is.
+fn memory(options: &OpenOptions) -> String {
+    const MB: u64 = 1_000_000;
+    let need = options.datapath.table_bytes() / MB;
+    let limit = doctor::memory_limit().filter(|limit| *limit != u64::MAX);
+    let limit = limit.map_or_else(String::new, |limit| format!(", and the cgroup has {} MB", limit / MB));
+    format!(" (the tables take about {need} MB{limit}: a smaller --max-flows, or a larger limit, helps)")
 }
 
 /// Removes the leftovers of dead processes and deleted network

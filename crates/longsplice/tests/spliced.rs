@@ -200,6 +200,105 @@ fn doctor_finds_that_this_machine_can_splice() {
     assert!(doctor.status.success(), "{}", String::from_utf8_lossy(&doctor.stdout));
 }
 
+fn checks(output: &std::process::Output) -> Vec<Value> {
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["checks"].as_array().unwrap().clone()
+}
+
+/// What cannot be tried says so, and has no cure that would not help.
+#[test]
+#[ignore = "root"]
+fn doctor_without_rights_blames_nothing_else() {
+    for (capabilities, tcx) in
+        [("", "not tried, because"), (",+bpf,+net_admin,+perfmon", "not tried: network namespace")]
+    {
+        let mut doctor = std::process::Command::new("setpriv");
+        doctor.args([&format!("--bounding-set=-all{capabilities}"), "--inh-caps=-all", "--", LONGSPLICE]);
+        let all = checks(&doctor.args(["doctor", "--json"]).output().unwrap());
+        let of = |name: &str| all.iter().find(|check| check["name"] == name).unwrap();
+        assert!(of("tcx")["found"].as_str().unwrap().starts_with(tcx), "{}", of("tcx"));
+        assert!(!of("tcx").to_string().contains("iproute2"), "{}", of("tcx"));
+        assert!(!of("guard").to_string().contains("CONFIG_"), "{}", of("guard"));
+        let blamed = all.iter().filter(|c| c["cure"].to_string().contains("CONFIG_")).collect::<Vec<_>>();
+        assert!(blamed.is_empty(), "this kernel has it all: {blamed:?}");
+        if capabilities.is_empty() {
+            assert!(of("guard")["found"].as_str().unwrap().starts_with("not checked: without CAP_"), "{}", of("guard"));
+        }
+    }
+}
+
+/// A data path that is pinned in another bpffs, as in a container that shares the network namespace.
+#[test]
+#[ignore = "root"]
+fn doctor_sees_a_data_path_that_is_pinned_elsewhere() {
+    let scene = Scene::new(&[]);
+    let mut doctor = scene.lab.forwarder.command("unshare");
+    doctor.args(["-m", "sh", "-c", "mount -t bpf none /sys/fs/bpf; exec \"$0\" \"$@\"", "setpriv"]);
+    doctor.args([
+        "--bounding-set=-all,+bpf,+net_admin,+perfmon",
+        "--inh-caps=-all",
+        "--",
+        LONGSPLICE,
+        "doctor",
+        "--json",
+    ]);
+    let all = checks(&doctor.output().unwrap());
+    let found = all.iter().find(|check| check["name"] == "data path").unwrap();
+    assert_eq!(found["state"], "warning", "{found}");
+    assert!(found["found"].as_str().unwrap().contains("another one is attached to f"), "{found}");
+}
+
+#[test]
+#[ignore = "root"]
+fn doctor_checks_a_configuration() {
+    let scene = Scene::new(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    let listener = "[[listener]]\nprotocol = \"tpot\"\nlisten = \"0.0.0.0:80\"\n";
+    let check = |text: &str, capabilities: &str| {
+        std::fs::write(&file, format!("{text}\n{listener}")).unwrap();
+        let mut doctor = scene.lab.forwarder.command("setpriv");
+        doctor.args([
+            &format!("--bounding-set={capabilities}"),
+            "--inh-caps=-all",
+            "--",
+            LONGSPLICE,
+            "doctor",
+            "--json",
+        ]);
+        checks(&doctor.arg("--config").arg(&file).output().unwrap())
+    };
+    let states = |all: &[Value], name: &str| {
+        all.iter().filter(|c| c["name"] == name).map(|c| c["state"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let good = check("source = \"10.77.2.1\"", "+all");
+    for name in ["configuration", "devices", "source", "raw sockets", "source ports"] {
+        assert_eq!(states(&good, name), ["ok"], "{good:?}");
+    }
+    assert_eq!(states(&good, "memory").len(), 1, "{good:?}");
+    let bad =
+        check("devices = \"nosuch\"\nsource = [\"10.77.2.1\", \"192.0.2.1\"]\nsource_ports = \"30000-40000\"", "-all");
+    assert_eq!(states(&bad, "devices"), ["missing"], "{bad:?}");
+    assert_eq!(states(&bad, "source"), ["ok", "missing"], "{bad:?}");
+    assert_eq!(states(&bad, "raw sockets"), ["missing"], "{bad:?}");
+    assert_eq!(states(&bad, "source ports"), ["warning"], "{bad:?}");
+    let wrong = check("devices = []", "+all");
+    assert!(wrong.iter().any(|c| c["found"].as_str().unwrap().contains("longsplice.toml:1:11")), "{wrong:?}");
+}
+
+/// What `doctor --config` says of memory is computed, not measured.
+#[test]
+#[ignore = "root"]
+fn the_memory_of_tables_is_known_before() {
+    let scene = Scene::new(&["--max-flows", "20000"]);
+    let pins = fs::read_dir(scene.pins.path()).unwrap();
+    let bytes = |pin: std::path::PathBuf| longsplice_datapath::map_size(&pin).map_or(0, |size| size.bytes); // links have none
+    let taken: u64 = pins.map(|pin| bytes(pin.unwrap().path())).sum();
+    let options = longsplice_datapath::Options { max_flows: 20_000, ..Default::default() };
+    let computed = options.with_smallest_rings().table_bytes();
+    assert!(taken.abs_diff(computed) < taken / 4, "{computed}, and it takes {taken}");
+}
+
 /// As with a firewall that drops untracked packets.
 #[test]
 #[ignore = "root"]

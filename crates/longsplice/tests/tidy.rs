@@ -113,6 +113,21 @@ fn unsafe_code_stays_in_one_crate() {
 }
 
 /// Every compiled file must be in its package, because a published crate has nothing beside it.
+/// A check that could not be made is no check that was passed. The library's iterators end where the kernel refuses to go on,
+/// and a question to the kernel that fails is no answer.
+#[test]
+fn refusals_of_the_kernel_are_not_taken_for_answers() {
+    let is_product = |t: &Text| t.path.starts_with("crates/") && t.path.contains("/src/") && t.is(&[".rs"]);
+    let texts = texts();
+    let hides =
+        |line: &str| ["ProgInfoIter", "MapInfoIter", "LinkInfoIter", "BtfInfoIter"].iter().any(|i| has_word(line, i));
+    none("iterators that end at a refusal", lines(texts.iter().filter(|t| is_product(t)), hides));
+    let asks = ["is_local(", "attached_programs(", "loaded_programs(", "is_owned(", "has_device(", "Holdings::of("];
+    let forgives = ["unwrap_or(false)", "unwrap_or_default()", ".ok()", "is_ok_and("];
+    let is_taken = |line: &str| asks.iter().any(|a| line.contains(a)) && forgives.iter().any(|f| line.contains(f));
+    none("errors that count as an answer", lines(texts.iter().filter(|t| is_product(t)), is_taken));
+}
+
 #[test]
 fn packages_hold_what_they_compile() {
     for (name, sources) in [

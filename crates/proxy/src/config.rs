@@ -273,11 +273,15 @@ impl ListenerConfig {
         }
     }
 
+    /// Returns whether clients and servers shake hands with each other. That needs raw sockets.
+    pub fn is_between_hosts(&self) -> bool {
+        self.protocol == Protocol::Transparent || self.end_to_end().is_some()
+    }
+
     /// Returns whether the first data of connections is held until they are spliced: their hosts shake hands with each other,
     /// and they are spliced at once.
     pub fn holds_first_data(&self) -> bool {
-        let between_hosts = self.protocol == Protocol::Transparent || self.end_to_end().is_some();
-        between_hosts && self.policy.when == SpliceWhen::AtOnce && self.policy.trigger.is_none()
+        self.is_between_hosts() && self.policy.when == SpliceWhen::AtOnce && self.policy.trigger.is_none()
     }
 
     /// Returns whether connections may be spliced before anything is read from their clients.

@@ -2,9 +2,12 @@
 
 use super::{Check, State};
 use longsplice_datapath::{Datapath, OpenError, Options};
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    errno::Errno,
+    sched::{CloneFlags, unshare},
+};
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     process::{self, Command, Stdio},
     thread,
@@ -22,9 +25,7 @@ pub fn attach() -> Check {
     let tried = thread::scope(|s| s.spawn(in_own_namespace).join());
     match tried {
         Ok(Ok(())) => Check::ok(NAME, "loaded, attached and removed in a namespace of its own"),
-        Ok(Err(Trouble::Setting(why))) => {
-            Check::warning(NAME, format!("not tried: {why}"), "install iproute2 and run as root to try it")
-        }
+        Ok(Err(Trouble::Setting(why))) => Check::warning(NAME, format!("not tried: {}", why.what), why.cure),
         Ok(Err(Trouble::Kernel(e))) => Check::missing(NAME, e.to_string(), cure(&e)),
         Err(_) => Check::missing(NAME, "the attempt panicked", "report this, please"),
     }
@@ -53,19 +54,32 @@ fn cure(e: &OpenError) -> &'static str {
 
 enum Trouble {
     /// The test environment could not be set up. This says nothing about splicing.
-    Setting(String),
+    Setting(Setting),
     Kernel(OpenError),
 }
 
+/// What could not be set up, and what to do about it.
+struct Setting {
+    what: String,
+    cure: &'static str,
+}
+
 fn in_own_namespace() -> Result<(), Trouble> {
-    let setting = |what: &'static str| move |e: io::Error| Trouble::Setting(format!("{what}: {e}"));
-    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| setting("network namespace")(e.into()))?;
+    const NO_RIGHT: &str =
+        "run doctor as root to try it: a network namespace of its own needs CAP_SYS_ADMIN, splicing does not";
+    let setting = |what: String, cure| Trouble::Setting(Setting { what, cure });
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| {
+        let cure = if e == Errno::EPERM { NO_RIGHT } else { "CONFIG_NET_NS, or a higher user.max_net_namespaces" };
+        setting(format!("network namespace: {e}"), cure)
+    })?;
     for arguments in [&["link", "add", "ls0", "type", "veth", "peer", "name", "ls1"][..], &["link", "set", "ls0", "up"]]
     {
         // A child process inherits the namespace of the thread that starts it.
-        let status = Command::new("ip").args(arguments).stderr(Stdio::null()).status().map_err(setting("ip"))?;
+        let status = Command::new("ip").args(arguments).stderr(Stdio::null()).status();
+        let status = status.map_err(|e| setting(format!("ip: {e}"), "install iproute2 to try it"))?;
         if !status.success() {
-            return Err(Trouble::Setting(format!("ip {}: {status}", arguments.join(" "))));
+            let cure = "a kernel with veth devices (CONFIG_VETH), and a complete ip (iproute2)";
+            return Err(setting(format!("ip {}: {status}", arguments.join(" ")), cure));
         }
     }
     let pins = Pins::new();

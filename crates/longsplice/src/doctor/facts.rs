@@ -6,19 +6,25 @@ use longsplice_datapath::{Repair, Sockets};
 use longsplice_engine::OpenOptions;
 use nix::{
     fcntl::{Flock, FlockArg},
+    libc,
     sys::{
         resource::{Resource, getrlimit},
         socket::{AddressFamily, SockFlag, SockType, socket},
+        statfs::{BPF_FS_MAGIC, statfs},
     },
     unistd::{AccessFlags, access},
 };
 use std::{fs, io, ops::RangeInclusive, path::Path};
 
-/// Runs all checks, in the order in which problems should be corrected.
-pub fn all() -> Vec<Check> {
+/// Runs all checks, in the order in which problems should be corrected. `configured`: devices and
+/// ports are those of a configuration file, and checked with it.
+pub fn all(configured: bool) -> Vec<Check> {
     let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets(), guard()];
-    checks.extend(devices());
-    checks.extend([source_ports(), descriptors(), conntrack(), pinned()]);
+    checks.extend(devices(configured));
+    if !configured {
+        checks.push(source_ports_of(&OpenOptions::default().source_ports));
+    }
+    checks.extend([descriptors(), conntrack(), pinned()]);
     checks
 }
 
@@ -32,6 +38,8 @@ fn kernel() -> Check {
     if old {
         let ((a, b), cure) = (longsplice_datapath::OLDEST, "Debian 12 has a newer one in bookworm-backports");
         Check::missing("kernel", format!("Linux {release} is too old: splicing needs {a}.{b} or newer"), cure)
+    } else if release.is_empty() {
+        Check::warning("kernel", "not known: cannot read /proc/sys/kernel/osrelease", "mount /proc")
     } else {
         Check::ok("kernel", format!("{release} (tested: {tested})"))
     }
@@ -48,15 +56,13 @@ fn btf() -> Check {
 
 fn bpffs() -> Check {
     const BPFFS: &str = "/sys/fs/bpf";
-    let mounts = read("/proc/self/mounts").unwrap_or_default();
-    let mounted = mounts.lines().any(|l| {
-        let mut fields = l.split(' ').skip(1);
-        (fields.next(), fields.next()) == (Some(BPFFS), Some("bpf"))
-    });
-    if mounted {
-        Check::ok("bpffs", BPFFS)
-    } else {
-        Check::missing("bpffs", format!("not mounted at {BPFFS}"), format!("mount -t bpf bpf {BPFFS}"))
+    match statfs(BPFFS) {
+        Ok(system) if system.filesystem_type() == BPF_FS_MAGIC => Check::ok("bpffs", BPFFS),
+        Ok(_) => Check::missing("bpffs", format!("not mounted at {BPFFS}"), format!("mount -t bpf bpf {BPFFS}")),
+        Err(e) => {
+            let cure = format!("mount -t sysfs sysfs /sys, and mount -t bpf bpf {BPFFS}");
+            Check::missing("bpffs", format!("{BPFFS}: {e}"), cure)
+        }
     }
 }
 
@@ -84,10 +90,14 @@ fn repair() -> Check {
     }
 }
 
-fn devices() -> Vec<Check> {
+fn devices(configured: bool) -> Vec<Check> {
     let all = match longsplice_datapath::devices() {
         Ok(all) => all,
-        Err(e) => return vec![Check::missing("devices", e.to_string(), "mount /proc and /sys")],
+        Err(e) => {
+            let cure =
+                "something keeps this process from rtnetlink: see RestrictAddressFamilies (AF_NETLINK) or seccomp";
+            return vec![Check::missing("devices", format!("cannot be listed: {e}"), cure)];
+        }
     };
     let usable = all.iter().filter(|d| d.ethernet && d.up).count();
     let mut checks: Vec<Check> = all
@@ -99,37 +109,55 @@ fn devices() -> Vec<Check> {
             Check::new("device", state, format!("{}: {link}, {up}", d.name))
         })
         .collect();
-    if usable == 0 {
+    if usable == 0 && !configured {
         checks.push(Check::missing("devices", "no Ethernet device is up", "ip link set DEVICE up"));
     }
     checks
 }
 
 const PORTS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-pub const APART: &str =
+const APART: &str =
     "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
 
-/// The kernel's range of ephemeral ports. `None` if it cannot be read.
-fn kernel_ports() -> Option<RangeInclusive<u16>> {
-    let text = read(PORTS).ok()?;
+/// The kernel's range of ephemeral ports.
+fn kernel_ports() -> io::Result<RangeInclusive<u16>> {
+    let text = read(PORTS)?;
     let mut numbers = text.split_whitespace().map(str::parse);
-    Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
+    let range = (|| Some(numbers.next()?.ok()?..=numbers.next()?.ok()?))();
+    range.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The kernel's ephemeral range, if it overlaps ours. A port used by both leads to four-tuple collisions.
-pub fn shared_ports(ours: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
-    kernel_ports().filter(|kernel| kernel.start() <= ours.end() && ours.start() <= kernel.end())
+fn overlap(kernel: &RangeInclusive<u16>, ours: &RangeInclusive<u16>) -> bool {
+    kernel.start() <= ours.end() && ours.start() <= kernel.end()
 }
 
-fn source_ports() -> Check {
-    let ours = OpenOptions::default().source_ports;
-    let Some(kernel) = kernel_ports() else {
-        return Check::warning("source ports", format!("cannot read {PORTS}"), "mount /proc");
+/// A warning if the kernel's ephemeral range overlaps ours, or if nobody knows. A port used by both leads to four-tuple collisions.
+pub fn warn_of_shared_ports(ours: &RangeInclusive<u16>) -> Option<String> {
+    match kernel_ports() {
+        Err(e) => Some(format!("whether the kernel gives source_ports to others is not known: {PORTS}: {e}")),
+        Ok(kernel) => overlap(&kernel, ours).then(|| {
+            let (first, last) = (kernel.start(), kernel.end());
+            format!("the kernel gives ports {first}-{last} to others, and some of source_ports are among them: {APART}")
+        }),
+    }
+}
+
+/// Whether these ports are the kernel's as well.
+pub fn source_ports_of(ours: &RangeInclusive<u16>) -> Check {
+    let kernel = match kernel_ports() {
+        Ok(kernel) => kernel,
+        Err(e) => {
+            return Check::warning(
+                "source ports",
+                format!("not compared with the kernel's: {PORTS}: {e}"),
+                "mount /proc",
+            );
+        }
     };
     let found = format!("ours {}-{}, the kernel's {}-{}", ours.start(), ours.end(), kernel.start(), kernel.end());
-    match shared_ports(&ours) {
-        None => Check::ok("source ports", found),
-        Some(_) => Check::warning("source ports", found, APART),
+    match overlap(&kernel, ours) {
+        false => Check::ok("source ports", found),
+        true => Check::warning("source ports", found, APART),
     }
 }
 
@@ -152,6 +180,9 @@ fn descriptors() -> Check {
 fn sockets() -> Check {
     match Sockets::open() {
         Ok(_) => Check::ok("sockets", "the kernel tells of them"),
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            Check::warning("sockets", format!("not checked: {e}"), "needs CAP_NET_ADMIN, as splicing does")
+        }
         Err(e) => {
             let cure = "CONFIG_INET_DIAG and a loopback device that is up, or failed handshakes fill the tables";
             Check::warning("sockets", e.to_string(), cure)
@@ -165,6 +196,11 @@ fn guard() -> Check {
     if longsplice_datapath::has_guard() {
         return Check::ok("guard", "netfilter runs programs");
     }
+    // the kernel refuses an attempt without them, whatever it can do
+    let lacking = longsplice_datapath::missing_capabilities();
+    if !lacking.is_empty() {
+        return Check::new("guard", State::Note, format!("not checked: without {}", lacking.join(", ")));
+    }
     let cure = "CONFIG_NETFILTER_BPF_LINK, or connections may be reset when a device is recreated";
     Check::warning("guard", "netfilter runs no programs", cure)
 }
@@ -177,8 +213,11 @@ fn conntrack() -> Check {
         Ok(Some(n)) => {
             Check::ok(NAME, format!("tracks {n} connections: renewed for those that were spliced and are taken back"))
         }
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            Check::warning(NAME, format!("in use; not checked: {e}"), "needs CAP_NET_ADMIN, as splicing does")
+        }
         Err(e) => {
-            let cure = "CAP_NET_ADMIN and CONFIG_NF_CT_NETLINK (nf_conntrack_netlink), or see docs/firewalls.md";
+            let cure = "CONFIG_NF_CT_NETLINK (nf_conntrack_netlink), or see docs/firewalls.md";
             Check::warning(NAME, format!("in use, and cannot be told of connections that are taken back: {e}"), cure)
         }
     }
@@ -190,6 +229,17 @@ fn pinned() -> Check {
     let pin = match paths::own_pin_folder() {
         Ok(pin) => pin,
         Err(e) => return Check::warning(NAME, e.to_string(), "mount /proc"),
+    };
+    let other = match longsplice_datapath::other_datapath() {
+        Ok(None) => None,
+        Ok(Some(device)) => {
+            let cure = "run one of them only, or each in a network namespace of its own";
+            let found = format!(
+                "another one is attached to {device}, pinned where it is not seen from here: another would copy"
+            );
+            return Check::warning(NAME, found, cure);
+        }
+        Err(e) => Some(format!("; whether another is attached that is pinned elsewhere is not known: {e}")),
     };
     let nearest = pin.ancestors().find(|dir| fs::exists(dir).unwrap_or(false)).unwrap_or(Path::new("/"));
     if access(nearest, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
@@ -203,5 +253,5 @@ fn pinned() -> Check {
         Ok(Ok(_)) => format!("pinned at {}, left by a process that is gone", pin.display()),
         Ok(Err(_)) => format!("pinned at {}, by a process that runs: another would copy", pin.display()),
     };
-    Check::new(NAME, State::Note, found)
+    Check::new(NAME, State::Note, found + other.as_deref().unwrap_or_default())
 }
