@@ -6,6 +6,7 @@ pub mod packet;
 pub mod process;
 pub mod scenario;
 pub mod sim;
+pub mod strict;
 pub mod translator;
 
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};

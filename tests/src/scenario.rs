@@ -177,6 +177,7 @@ pub enum Refused {
     Closing,
     DrainTimeout,
     Mtu,
+    Options,
 }
 
 impl Refused {
@@ -185,6 +186,7 @@ impl Refused {
             Refused::Closing => Refusal::Closing,
             Refused::DrainTimeout => Refusal::DrainTimeout,
             Refused::Mtu => Refusal::Mtu,
+            Refused::Options => Refusal::Options,
         }
     }
 }
@@ -290,6 +292,8 @@ impl End {
 pub struct Expect {
     /// Which end ends the connection.
     pub how: Ended,
+    /// Why no flow is spliced, in any mode.
+    pub refusal: Option<Refused>,
     /// A reset may overtake data: the receiver gets only the beginning of the stream.
     pub cut: bool,
     /// Old duplicates may occur, and be rejected by timestamp.

@@ -210,11 +210,13 @@ static __always_inline int forget_flow(const struct path_args *args)
 	return kept;
 }
 
-/* Add the record of a connection that user space is about to open. */
-static __noinline int await_answer(const struct path_args *args, __u64 now)
+/* Add the record of a connection that user space is about to open. Its SYN offers only what the client has negotiated. */
+static __noinline int await_answer(const struct path_args *args, const struct leg *client, __u64 now)
 {
 	struct leg l = { .flags = LEG_SYN | args->leg_flags, .peer = args->other, .seen = now };
 
+	if (client)
+		l.flags |= client->flags & (LEG_TS | LEG_SACK);
 	return bpf_map_update_elem(&legs, &args->key, &l, BPF_ANY);
 }
 
@@ -229,7 +231,7 @@ static __noinline int add(struct path_args *args)
 		return 2;
 	args->mss = client ? client->mss_in : 0;
 	if (!insert_path(&args->key)) {
-		if (!await_answer(args, now))
+		if (!await_answer(args, client, now))
 			return 0;
 		forget(&args->key);
 	}

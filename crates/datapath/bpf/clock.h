@@ -117,6 +117,15 @@ INLINE void settle_tsval(struct leg *to, __u32 tsval)
 		to->ts_from_peer = later(to->ts_from_peer, 0);
 }
 
+/* Plan timestamps for a question that we ask a host: without, it may drop the question (RFC 7323, 3.2). */
+INLINE void stamp(struct edit *e, __u32 tsval, __u32 tsecr)
+{
+	e->tsval = tsval;
+	e->tsecr = tsecr;
+	e->strip_ts = 0;
+	e->stamp = 1;
+}
+
 /* Estimate the latest TSval that l's host was sent in forwarding mode, since path entries have no room for it. It must not be
  * too low: the host would drop all that the socket sends until its answer corrects the estimate (PAWS, learn_from_host()). The
  * latest segment of the other host, o's, may have waited in a queue that has drained since, so that the TSvals behind it grew

@@ -54,6 +54,45 @@ __noinline int emit_forward(struct __sk_buff *skb, int clone)
 	return bpf_redirect(sc->ifindex, 0);
 }
 
+#define ROOM_FOR_TS 32 /* length of a TCP header with timestamps, bytes */
+
+/* Turn a SYN or RST into a question for the other host, as planned by path_ask() or ask_other(): a segment without payload, whose
+ * only options are timestamps, if e->stamp. Its header may have to grow. Where the kernel does not allow that (cut_off()), the
+ * question has no timestamps. Returns 0, or a negative number. */
+__noinline int question(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	__u32 i, l4, n;
+
+	if (!sc || trim(skb, 0, 0))
+		return -1;
+	sc->ts_at = sc->sack_at = 0;
+	bpf_for(i, 20, MAX_TCP_HDR)
+		sc->orig[cap(i)] = 1; /* NOP: overwrite the other options */
+	if (!sc->p.f.stamp)
+		return 0;
+	l4 = ETH_LEN + sc->ihl;
+	n = sc->doff;
+	if (n < ROOM_FOR_TS) {
+		__builtin_memset(sc->old, 0, 64);
+		n = cap(n) & 60;
+		if (n < 20 || bpf_skb_load_bytes(skb, l4, sc->old, n))
+			return -1;
+		if (bpf_skb_change_tail(skb, l4 + ROOM_FOR_TS, 0))
+			return 0;
+		if (bpf_skb_store_bytes(skb, l4, sc->old, ROOM_FOR_TS, 0) || /* zeros change no checksum */
+		    bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, bpf_htons(n), bpf_htons(ROOM_FOR_TS), BPF_F_PSEUDO_HDR | 2))
+			return -1;
+		sc->doff = ROOM_FOR_TS;
+		sc->orig[12] = (sc->orig[12] & 15) | ROOM_FOR_TS << 2;
+		sc->pkt_len = sc->ihl + ROOM_FOR_TS;
+	}
+	sc->orig[22] = 8; /* timestamps (RFC 7323, 3.2) */
+	sc->orig[23] = 10;
+	sc->ts_at = 22;
+	return 0;
+}
+
 /* Send both copies. */
 __noinline int emit_both(struct __sk_buff *skb)
 {

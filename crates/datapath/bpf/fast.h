@@ -75,7 +75,9 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 
 	if ((flags & ~0xc8) != TH_ACK || f->summed == SUMMED_COMPLETE)
 		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
-	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_CROSS | PATH_TRACE))
+	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_CROSS | PATH_TRACE))
+		return UNUSUAL;
+	if (w.flags & (PATH_STRIP_TS | PATH_STRIP_SACK) && doff != 20)
 		return UNUSUAL;
 	if (unmark && f->ecn == ECN_CE)
 		return UNUSUAL;

@@ -15,7 +15,7 @@
 enum constant {
 	/* Raise this with every change to what this file, maps.h, table.h or place.h put into pinned maps. A process takes over
 	 * only maps of its own version. */
-	ABI_VERSION = 19,
+	ABI_VERSION = 20,
 	MAX_VIAS = 1024,      /* pairs of next hop and own address: few, since most hosts are behind routers */
 	MAX_LISTENERS = 1024, /* listening addresses, transparent or not */
 	PORT_CLASSES = 1024,  /* of ports, by their low bits: a power of two */
@@ -70,7 +70,8 @@ enum leg_flag {
 	LEG_RESET = 1 << 9,    /* the connection was reset, by either end */
 	LEG_TRACKED = 1 << 10, /* the data path has seen the connection from its SYN on */
 	LEG_TRIGGER = 1 << 11, /* data from the host beyond limit_in takes the flow back to control mode */
-	LEG_SYN = 1 << 12,     /* user space opens this connection; the SYN-ACK has not arrived yet */
+	LEG_SYN = 1 << 12,     /* user space opens this connection; the SYN-ACK has not arrived yet. Until then, LEG_TS and LEG_SACK
+				* mean that our SYN may offer these options */
 	LEG_CLOCK = 1 << 13,   /* set shim_ts from the socket's next TSval, so that it continues tsval_out */
 	LEG_AHEAD = 1 << 14,   /* the host was sent bytes that the socket has not sent, or not seen acknowledged */
 	LEG_RESET_IN = 1 << 15, /* with LEG_RESET: the RST came from this leg's host */
@@ -358,6 +359,7 @@ enum switch_result {
 	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host was promised more than the other has room for */
 	SWITCH_SHORT = 8,     /* OP_FREEZE, OP_COMMIT: all bytes up to the limit have arrived already */
 	SWITCH_SILENT = 9,    /* OP_FREEZE: a host was silent for so long that its TSval may have gone half round */
+	SWITCH_OPTIONS = 10,  /* OP_FREEZE: timestamps or selective acknowledgements were negotiated on one leg only */
 };
 
 struct switch_args {
@@ -426,7 +428,8 @@ struct path_args {
 	struct tuple other; /* a second leg, or all zero; PATH_ADD: the client's leg for which the connection is
 			     * opened. It must have a record, unless leg_flags has LEG_END_TO_END. */
 	__u32 mss;          /* PATH_ADD: out: announced by the host of `other`, bytes; 0: no `other` */
-	__u32 leg_flags;    /* PATH_ADD: flags for the record beside LEG_SYN; PATH_IDLE: out: those of the record, 0: no record */
+	__u32 leg_flags;    /* PATH_ADD: flags for the record beside LEG_SYN; without a record of `other`, also what our SYN may
+			     * offer. PATH_IDLE: out: those of the record, 0: no record */
 	__u32 irs, iss;     /* of the record (PATH_IDLE: out, PATH_SWEEP: in); they identify one connection of the four-tuple */
 	__u32 ifindex;      /* PATH_IDLE: out: of the record */
 	__u32 fill;

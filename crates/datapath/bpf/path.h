@@ -55,6 +55,14 @@ static __always_inline int may_freeze(const struct leg *l, const struct half *h,
 	return all_has_come(l, h) ? SWITCH_SHORT : SWITCH_OK;
 }
 
+/* Were timestamps or selective acknowledgements negotiated on one leg only? A host that has negotiated timestamps drops segments
+ * without (RFC 7323, 3.2), and one that has negotiated SACK counts no duplicate acknowledgements without (RFC 6675, 2). Neither
+ * can be made up for a host that has not negotiated them. */
+INLINE int options_differ(const struct leg *a, const struct leg *b)
+{
+	return !!((a->flags ^ b->flags) & (LEG_TS | LEG_SACK));
+}
+
 /* Begin a splice. Each leg is frozen under its own lock; a segment that arrives on a before b is frozen is dispatched again
  * (is_half_frozen()). now: ns, CLOCK_MONOTONIC. */
 static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b, __u64 now)
@@ -66,6 +74,8 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 
 	if (!r)
 		r = may_freeze(b, &g->b, a, &g->a, out_b);
+	if (!r && options_differ(a, b))
+		r = SWITCH_OPTIONS;
 	if (!r && (lost_clock(a, b, now) || lost_clock(b, a, now)))
 		r = SWITCH_SILENT;
 	if (!r && g->fit && (overpromised(a, &g->a, out_b, b) || overpromised(b, &g->b, out_a, a)))

@@ -61,6 +61,7 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	p->f.seq = s->seq + l->seq_off;
 	p->f.win = p->f.urg = 0;
 	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
+	p->f.stamp = 0;
 	return 1;
 }
 
@@ -72,6 +73,8 @@ INLINE void ask_other(const struct leg *o, struct plan *p)
 	if (before(p->f.seq, o->ack_in)) {
 		p->f.seq = o->ack_in - 1;
 		p->f.flags = TH_ACK;
+		if (o->flags & LEG_TS)
+			stamp(&p->f, o->tsval_out, o->tsval_in);
 	} else if (after(p->f.seq, o->edge_in) && o->edge_in - o->ack_in > 1) {
 		p->f.seq = o->edge_in - 1;
 	}

@@ -36,6 +36,7 @@ struct edit {
 	__u8 flags;
 	__u8 strip_ts, strip_sack; /* blank this option */
 	__u8 strip_ecn;           /* clear congestion marks, in IP and in TCP */
+	__u8 stamp;               /* of a question (emit.h): it has timestamps, even if the segment has none */
 };
 
 enum hold {

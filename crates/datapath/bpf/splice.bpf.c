@@ -104,7 +104,8 @@ __noinline int slow_special(struct __sk_buff *skb)
 		return drop(p->dropped);
 	if (step == STEP_ASK) {
 		count(V_RST_UNPROVEN);
-		sc->s.len = 0;
+		if (p->fwd && p->f.flags == TH_ACK && question(skb))
+			return drop(V_REWRITE_FAILED);
 	} else if (p->events) {
 		count(V_RST);
 		tell(&sc->t, EVENT_RESET);
@@ -162,7 +163,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			bpf_spin_unlock(&l->lock);
 			l->seen = bpf_ktime_get_coarse_ns();
 			compare_clocks(l, l->tsval_in, l->seen);
-			if (!sc->end_to_end && classic_ecn(skb))
+			if (!sc->end_to_end && (classic_ecn(skb) || only_offered(skb, l, &opt)))
 				return drop(V_REWRITE_FAILED);
 		}
 		if (!sc->end_to_end)
@@ -271,15 +272,14 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, const struct path *p,
 				     const struct path *rev)
 {
-	__u32 via = path_via(p), i;
+	__u32 via = path_via(p);
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 
 	if (!v || sc->ttl <= 1 || !may_answer(&sc->t, ANSWER_CHALLENGE))
 		return drop(V_CHALLENGE_LIMITED);
-	path_ask(p, rev, &sc->p.f);
-	sc->ts_at = sc->sack_at = 0;
-	bpf_for(i, 20, 60)
-		sc->orig[cap(i)] = 1; /* NOP: overwrite the options of the SYN or RST */
+	path_ask(p, rev, bpf_map_lookup_elem(&legs, &sc->t), bpf_map_lookup_elem(&legs, &sc->other), bpf_ktime_get_ns(), &sc->p.f);
+	if (question(skb))
+		return drop(V_REWRITE_FAILED);
 	sc->ifindex = v->ifindex;
 	__builtin_memcpy(sc->hop, v->dmac, 12);
 	count(V_CHALLENGE);
@@ -546,15 +546,9 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	if (sc->fragment) /* fragmented on output: the segment ends beyond this packet */
 		__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
 	if (sc->s.flags & TH_SYN) {
-		struct syn_options opt = {};
-
 		if (l->flags & LEG_SYN) {
-			if (classic_ecn(skb))
+			if (own_syn(skb, l))
 				return drop(V_REWRITE_FAILED);
-			parse_syn(skb, &opt);
-			bpf_spin_lock(&l->lock);
-			own_syn(l, sc, &opt);
-			bpf_spin_unlock(&l->lock);
 			l->ifindex = skb->ifindex;
 			l->mark = skb->mark;
 			bpf_skb_load_bytes(skb, 0, l->dmac, 6);

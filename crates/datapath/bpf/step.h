@@ -7,6 +7,7 @@
 #ifndef LONGSPLICE_STEP_H
 #define LONGSPLICE_STEP_H
 
+#include "clock.h"
 #include "ecn.h"
 #include "segment.h"
 
@@ -116,15 +117,22 @@ INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 	return in_order ? expected : room > 1 ? expected + room - 1 : seq;
 }
 
-/* Plan a keep-alive (RFC 9293, 3.8.4) for the receiver of p's segments. Its answer carries its current numbers to the sender. */
-INLINE void path_ask(const struct path *p, const struct path *rev, struct edit *e)
+/* Plan a keep-alive (RFC 9293, 3.8.4) for the receiver of p's segments. Its answer carries its current numbers to the sender.
+ * l, o: the records of sender and receiver. A released flow has none, so nothing tells its timestamps. An estimate that is too
+ * high does no harm: the keep-alive is not acceptable, so it does not become TS.Recent (RFC 7323, 5.3). now: ns,
+ * CLOCK_MONOTONIC. */
+INLINE void path_ask(const struct path *p, const struct path *rev, const struct leg *l, const struct leg *o, __u64 now,
+		     struct edit *e)
 {
 	e->seq = path_expected(rev) - 1 + p->seq_add;
 	e->ack = p->max_ack + p->ack_add;
 	e->win = e->urg = 0;
 	e->strip_ts = e->strip_sack = e->strip_ecn = 1;
+	e->stamp = 0;
 	e->flags = TH_ACK;
 	e->keep = 0;
+	if (l && o && l->flags & o->flags & LEG_TS)
+		stamp(e, tsval_reached(o, l, now), o->tsval_in);
 }
 
 /* The first proof: is it the next segment in order? The short way accepts no others. */

@@ -92,13 +92,54 @@ __noinline int classic_ecn(struct __sk_buff *skb)
 	return bpf_l4_csum_replace(skb, at + TCP_CSUM_AT, old, now, 2);
 }
 
+/* Take options out of a SYN or SYN-ACK: overwrite them with NOPs. opts: LEG_TS, LEG_SACK. After parse_syn(). Returns 0, or a
+ * negative number. */
+__noinline int withhold(struct __sk_buff *skb, __u32 opts)
+{
+	struct scratch *sc = scratch();
+	__u32 n, l4, out = 0;
+	__s64 diff;
+	int i;
+
+	if (!sc)
+		return -1;
+	n = cap(sc->doff) & 60;
+	if (n <= 20)
+		return 0;
+	l4 = ETH_LEN + sc->ihl;
+	__builtin_memcpy(sc->old, sc->orig, 64);
+	__builtin_memcpy(sc->new, sc->orig, 64);
+	sc->cursor = 20;
+	bpf_for(i, 20, 60) {
+		__u32 at = cap(i), kind, len;
+
+		if (at >= n)
+			break;
+		if (at == sc->cursor) { /* an option begins */
+			kind = sc->orig[at];
+			len = kind == 1 ? 1 : sc->orig[at + 1];
+			if (kind == 0 || len == 0)
+				break;
+			sc->cursor = at + len;
+			out = (kind == 8 && opts & LEG_TS) || (kind == 4 && opts & LEG_SACK);
+		}
+		if (out)
+			sc->new[at] = 1;
+	}
+	diff = bpf_csum_diff((void *)sc->old, n, (void *)sc->new, n, 0);
+	n = cap(n - 21) + 1; /* as in parse_options() */
+	if (n > 40 || diff < 0 || bpf_skb_store_bytes(skb, l4 + 20, sc->new + 20, n, 0))
+		return -1;
+	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, 0);
+}
+
 /* Record in the leg what SYN and SYN-ACK have negotiated. */
 static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_in, __u8 wscale_out)
 {
 	__u8 both = in & out;
 
+	l->flags &= ~(LEG_SYN | LEG_TS | LEG_SACK);
 	l->flags |= (both & (LEG_TS | LEG_SACK)) | (both & OPT_ECN ? LEG_ECN : 0) | LEG_TRACKED;
-	l->flags &= ~LEG_SYN;
 	l->wscale_in = both & OPT_WSCALE ? wscale_in : 0;
 	l->wscale_out = both & OPT_WSCALE ? wscale_out : 0;
 }
@@ -298,8 +339,8 @@ __noinline int track_egress(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Record our SYN in the leg of a connection that user space opens. `l` has LEG_SYN. */
-static __always_inline void own_syn(struct leg *l, const struct scratch *sc, const struct syn_options *o)
+/* Record our SYN. */
+static __always_inline void record_syn(struct leg *l, const struct scratch *sc, const struct syn_options *o)
 {
 	__u32 before = l->iss == sc->s.seq ? l->verbatim & OPT_ECN : 0; /* as in track_ingress() */
 
@@ -312,6 +353,27 @@ static __always_inline void own_syn(struct leg *l, const struct scratch *sc, con
 	l->tsval_out = o->tsval;
 	/* `verbatim` keeps our options until the SYN-ACK says which of them are accepted */
 	l->verbatim = o->opts | before;
+}
+
+/* Our SYN in a connection that user space opens: take out what the client has not negotiated, and record the rest in the leg.
+ * `l` has LEG_SYN. From the answer, our socket concludes that the server has refused it. Returns 0, or a negative number. */
+static __always_inline int own_syn(struct __sk_buff *skb, struct leg *l)
+{
+	struct scratch *sc = scratch();
+	struct syn_options o = {};
+	__u32 not_offered;
+
+	if (!sc || classic_ecn(skb))
+		return -1;
+	parse_syn(skb, &o);
+	not_offered = o.opts & ~l->flags & (LEG_TS | LEG_SACK);
+	if (not_offered && withhold(skb, not_offered))
+		return -1;
+	o.opts &= ~not_offered;
+	bpf_spin_lock(&l->lock);
+	record_syn(l, sc, &o);
+	bpf_spin_unlock(&l->lock);
+	return 0;
 }
 
 /* Record the SYN-ACK to it. */
@@ -327,6 +389,14 @@ static __always_inline void own_syn_ack(struct leg *l, const struct scratch *sc,
 	l->edge_in = sc->s.ack + sc->s.win;
 	l->edge_out = l->ack_out + 65535; /* an upper limit, until our first ACK */
 	l->tsval_in = o->tsval;
+}
+
+/* Take out of the SYN-ACK what our SYN has not offered: our socket thinks that it has. Returns 0, or a negative number. */
+static __always_inline int only_offered(struct __sk_buff *skb, const struct leg *l, const struct syn_options *o)
+{
+	__u32 not_offered = o->opts & ~l->verbatim & (LEG_TS | LEG_SACK);
+
+	return not_offered ? withhold(skb, not_offered) : 0;
 }
 
 #endif

@@ -116,7 +116,7 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	out->events |= plan.events;
 	out->dropped = plan.dropped;
 	if (step == STEP_ASK)
-		path_ask(p, rev, &plan.f);
+		path_ask(p, rev, &m->leg[i], &m->leg[!i], m->now, &plan.f);
 	out->f = plan.f;
 	out->fwd = step == STEP_ON || step == STEP_ASK;
 	return step != STEP_RECORD;

@@ -325,7 +325,15 @@ impl Datapath {
     pub fn expect_end_to_end(&self, leg: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<(), ExpectError> {
         let flag = |wanted, flag| if wanted { flag } else { 0 };
         let flags = flag(kind.foreign, LegFlags::FOREIGN) | flag(kind.waits, LegFlags::WAITS) | LegFlags::END_TO_END;
-        self.maps.expect(leg, Some(client), flags).map(drop)
+        self.maps.expect(leg, Some(client), flags | LegFlags::TS | LegFlags::SACK).map(drop)
+    }
+
+    /// Like [`Datapath::expect`], on behalf of a client that has sent this SYN and has no leg yet.
+    pub fn expect_for_syn(&self, leg: &Tuple, syn: &Handshake) -> Result<Option<u16>, ExpectError> {
+        let offer = syn.offer();
+        let flag = |wanted, flag| if wanted { flag } else { 0 };
+        let flags = flag(offer.tsval.is_some(), LegFlags::TS) | flag(offer.sack, LegFlags::SACK);
+        self.maps.expect(leg, None, flags).map(|_| syn.mss())
     }
 
     /// Tells conntrack of a handshake between hosts through our addresses. Call it

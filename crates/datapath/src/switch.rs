@@ -32,6 +32,9 @@ pub enum SwitchError {
     /// A host was silent for half a round of its timestamp clock, so its timestamps cannot be followed until it sends again.
     #[error("a host was silent for half a round of its clock")]
     Silent,
+    /// Timestamps or selective acknowledgements were negotiated on one leg only.
+    #[error("the legs have negotiated different options")]
+    Options,
     /// The program could not be run: an errno.
     #[error("running the switch program failed: errno {0}")]
     Run(i32),
@@ -233,6 +236,7 @@ pub(crate) fn outcome(result: abi::switch_result) -> Result<(), SwitchError> {
         abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
         abi::switch_result::SWITCH_SHORT => Err(SwitchError::Short),
         abi::switch_result::SWITCH_SILENT => Err(SwitchError::Silent),
+        abi::switch_result::SWITCH_OPTIONS => Err(SwitchError::Options),
         _ => Err(SwitchError::Untracked),
     }
 }

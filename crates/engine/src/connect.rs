@@ -8,7 +8,7 @@ use crate::{
     splicer::Splicer,
     ticker,
 };
-use longsplice_datapath::{Datapath, ExpectError, Tuple, acknowledge_with_data, headers, set_hops};
+use longsplice_datapath::{Datapath, ExpectError, Handshake, Tuple, acknowledge_with_data, headers, set_hops};
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{io, net::SocketAddr, time::Instant};
@@ -29,8 +29,18 @@ pub(crate) struct Behalf<'a> {
     pub client: Option<&'a Leg>,
     /// How many more proxies may intercept the connection; `None`: as many as for any.
     pub hops: Option<u8>,
-    /// The client's MSS in bytes, as long as it has no leg.
-    pub mss: Option<u16>,
+    /// The client's SYN, as long as it has no leg.
+    pub syn: Option<&'a Handshake>,
+}
+
+impl Behalf<'_> {
+    /// Prepares the record of the connection. Returns the client's MSS in bytes, if known.
+    fn expect(&self, d: &Datapath, leg: &Tuple) -> Result<Option<u16>, ExpectError> {
+        match (self.client, self.syn) {
+            (None, Some(syn)) => d.expect_for_syn(leg, syn),
+            (client, _) => d.expect(leg, client.map(Leg::tuple).as_ref()),
+        }
+    }
 }
 
 impl Splicer {
@@ -44,7 +54,7 @@ impl Splicer {
         if let Some(early) = client.early_to(server) {
             return early.connected().await;
         }
-        self.connect_for(server, Behalf { client: Some(client), hops: client.hops, mss: None }).await
+        self.connect_for(server, Behalf { client: Some(client), hops: client.hops, syn: None }).await
     }
 
     /// Connects to a server, like [`Splicer::connect`], on behalf of no client.
@@ -97,13 +107,12 @@ impl Splicer {
                 Err(e) => return Err(e),
             }
             s.set_out_of_band_inline(true)?;
-            let host = client.map(Leg::tuple);
-            let expected = match d.expect(&t, host.as_ref()) {
-                Err(ExpectError::Taken) => self.make_way(d, &t, host.as_ref()),
+            let expected = match behalf.expect(d, &t) {
+                Err(ExpectError::Taken) => self.make_way(d, &t, behalf),
                 expected => expected,
             };
             let (mss, refusal) = match expected {
-                Ok(mss) => (mss.or(behalf.mss), None),
+                Ok(mss) => (mss, None),
                 Err(ExpectError::Taken) => continue,
                 Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };
@@ -142,10 +151,10 @@ impl Splicer {
     }
 
     /// Removes the entries of the connection that has used the port, if it is over.
-    fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
+    fn make_way(&self, d: &Datapath, leg: &Tuple, behalf: Behalf<'_>) -> Result<Option<u16>, ExpectError> {
         let (a, b) = self.engine().lingering.make_way(leg).ok_or(ExpectError::Taken)?;
         d.forget_ended(&a, b.as_ref());
-        d.expect(leg, client)
+        behalf.expect(d, leg)
     }
 }
 

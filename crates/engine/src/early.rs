@@ -206,9 +206,9 @@ impl Pipeline {
         {
             waiting.remove(&oldest);
         }
-        let behalf = Behalf { client: None, hops: Some(asking.hops), mss: syn.mss() };
         let (splicer, held) = (self.splicer.clone(), self.confirms.then(|| (Arc::downgrade(self), syn, key)));
         let connecting = tokio::spawn(async move {
+            let behalf = Behalf { client: None, hops: Some(asking.hops), syn: Some(&syn) };
             let connected = splicer.connect_for(client.local, behalf).await;
             let connected = connected.map(|leg| Unclaimed { splicer, leg: Some(leg) });
             match held.and_then(|(pipeline, syn, key)| Some((pipeline.upgrade()?, syn, key))) {

@@ -85,6 +85,9 @@ refusals! {
     /// One leg is in a tunnel of IP in UDP, and the other one in one of IP in IP
     /// ([`TpotUdp`](longsplice_datapath::TpotUdp)): large packets cannot be moved from one to the other.
     Tunnels = "tunnels",
+    /// One leg has negotiated timestamps or selective acknowledgements, the other has not. A host that
+    /// has negotiated them relies on them, and nobody can make them up for a host without.
+    Options = "options",
 }
 
 impl std::fmt::Display for Refusal {
@@ -132,6 +135,7 @@ impl From<SwitchError> for Refusal {
             SwitchError::Fragments => Refusal::Fragments,
             SwitchError::Mismatch => Refusal::Mismatch,
             SwitchError::Full => Refusal::TableFull,
+            SwitchError::Options => Refusal::Options,
             SwitchError::Run(errno) => of_errno(Some(errno)),
         }
     }

@@ -1,7 +1,7 @@
 //! One run of a scenario in one mode, and the checks afterwards.
 
 use super::{Ended, Families, Host, Mode, SEED, Scenario};
-use crate::{Forwarder, at_once, by_hand, is_emulated};
+use crate::{Forwarder, at_once, by_hand, is_emulated, strict::Strict};
 use longsplice_engine::{Command, FlowState, Pair, Policy, Refusal, Side, SpliceWhen};
 use longsplice_lab::{
     Impairment, InOrder, Lab, Namespace,
@@ -38,6 +38,7 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     let lab = Lab::new(s.shape(), s.options(families)).expect("lab");
     let taps = taps(&lab);
     let _impaired = prepare(s, &lab);
+    let strict = strict(s, &lab);
     let server = SERVER.port(families.server(), PORT);
     let proxy = FORWARDER_TO_CLIENT.port(families.client(), PORT);
     let answer = s.answerer();
@@ -104,6 +105,10 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     }
     let _ = writeln!(text, "    timeouts {:?}, PAWS {:?}", counted("TCPTimeouts"), counted("PAWSEstab"));
     let _ = writeln!(text, "    {:?}", forwarder.verdicts());
+    let refused = strict.map(|host| host.refused());
+    if refused != [0, 0] {
+        run.wrong.push(format!("timestamps missing, or not agreed on (client, server): {refused:?} segments"));
+    }
     if run.wrong.is_empty() {
         return Ok(text);
     }
@@ -144,6 +149,13 @@ fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
         lab.shorten_queues(queue.bytes, queue.mbit).expect("tc");
     }
     s.impair.iter().map(|(way, i)| lab.impair(*way, i.impair()).expect("impairment")).collect()
+}
+
+/// Makes client and server strict. The server is offered timestamps if the client has them.
+fn strict<'a>(s: &Scenario, lab: &'a Lab) -> [Strict<'a>; 2] {
+    let off = |host| s.sysctl.get(&host).and_then(|all| all.get("net.ipv4.tcp_timestamps")).is_some_and(|v| v == "0");
+    let at_client = !off(Host::Client) && !off(Host::Forwarder);
+    [Strict::new(&lab.client, at_client), Strict::new(&lab.server, at_client && !off(Host::Server))]
 }
 
 fn policy(s: &Scenario, mode: Mode) -> Policy {
@@ -281,6 +293,7 @@ fn spliced(s: &Scenario, mode: Mode, e: &longsplice_engine::Ended) -> Result<(),
     let refusal = s.splice.and_then(|s| s.refusal).map(|r| r.refusal());
     let right = match mode {
         Mode::Copy => e.splices == 0 && e.refusal == Some(Refusal::Policy),
+        _ if s.expect.refusal.is_some() => e.splices == 0 && e.refusal == s.expect.refusal.map(|r| r.refusal()),
         Mode::Spliced | Mode::SplicedLater => e.splices == 1 && e.refusal.is_none(),
         Mode::SplicedThen if refusal.is_some() => e.splices == 0 && e.refusal == refusal,
         Mode::SplicedThen => e.splices == 1 && e.refusal.is_none(),

@@ -6,6 +6,7 @@ mod fragments;
 mod icmp;
 mod identity;
 mod layout;
+mod options;
 mod race;
 mod random;
 mod records;

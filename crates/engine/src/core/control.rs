@@ -453,6 +453,7 @@ impl Core {
             | SwitchError::Fragments
             | SwitchError::Mismatch
             | SwitchError::Full
+            | SwitchError::Options
             | SwitchError::Run(_) => {
                 let why = error.into();
                 cx.refuse(why);

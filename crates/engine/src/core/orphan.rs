@@ -116,6 +116,7 @@ impl Watch {
                 | SwitchError::Full
                 | SwitchError::Window
                 | SwitchError::Silent
+                | SwitchError::Options
                 | SwitchError::Run(_),
             ))
             | Event::Unspliced => Action::Done(Found::Deserted),

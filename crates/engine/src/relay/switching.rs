@@ -136,7 +136,10 @@ impl Relay {
                 tracing::debug!(flow = self.flow().id, %error, "not frozen");
                 self.holding = None;
                 if *error == SwitchError::Untracked {
-                    let why = refusal::of_untracked(self.datapath(), &<[Tuple; 2]>::from(tuples));
+                    // the records may have been given back for an earlier refusal
+                    let known = self.legs.iter().find_map(Leg::refusal);
+                    let why =
+                        known.unwrap_or_else(|| refusal::of_untracked(self.datapath(), &<[Tuple; 2]>::from(tuples)));
                     return Event::Refused { why, for_good: true };
                 }
             }

@@ -1,0 +1,178 @@
+//! Hosts with other TCP options than their peers behind the splice, and receivers that are as strict as the RFCs allow. Each gets
+//! only what it has negotiated, and all of it; a pair of legs that cannot be served so is copied.
+use longsplice_datapath::{LegFlags, Pair};
+use longsplice_engine::{Command, FlowState, OpenOptions, Policy, Refusal};
+use longsplice_lab::{
+    Family, Lab, Options, Shape,
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Script, connect, converse, intact, listen, serve},
+};
+use longsplice_tests::{Forwarder, at_once, by_hand, strict::Strict};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::mpsc,
+};
+
+const PORT: u16 = 7000;
+const BYTES: u64 = 2_000_000;
+const PACE: u64 = 1_500_000;
+
+/// Lets the client send, which the server waits for.
+type Begin = mpsc::Sender<()>;
+
+/// Which addresses a connection uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Plug,
+    EndToEnd,
+    Transparent,
+}
+
+/// What `host` knows; the settings of net.ipv4.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Knows {
+    timestamps: bool,
+    sack: bool,
+}
+
+const ALL: Knows = Knows { timestamps: true, sack: true };
+const NO_TIMESTAMPS: Knows = Knows { timestamps: false, sack: true };
+const NO_SACK: Knows = Knows { timestamps: true, sack: false };
+const NOTHING: Knows = Knows { timestamps: false, sack: false };
+
+fn forwarder(lab: &Lab, family: Family, kind: Kind, policy: Policy) -> (Forwarder, SocketAddr) {
+    let (server, proxy) = (SERVER.port(family, PORT), FORWARDER_TO_CLIENT.port(family, PORT));
+    match kind {
+        Kind::Plug => (Forwarder::start(lab, proxy, server, policy), proxy),
+        Kind::EndToEnd => (Forwarder::plugged(lab, proxy, [server; 2], policy, OpenOptions::default()), proxy),
+        Kind::Transparent => {
+            let any: SocketAddr = match family {
+                Family::V4 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
+                Family::V6 => (Ipv6Addr::UNSPECIFIED, PORT).into(),
+            };
+            (Forwarder::foreign(lab, any, policy), server)
+        }
+    }
+}
+
+/// Sends data both ways between hosts that know this. `during` acts on the flow, and lets the hosts begin. Returns why the flow
+/// was not spliced, if it was not.
+fn converse_between(
+    (client, server): (Knows, Knows),
+    (family, kind): (Family, Kind),
+    policy: Policy,
+    during: impl FnOnce(&Forwarder, Begin),
+) -> Option<Refusal> {
+    let lab = Lab::new(Shape::TwoDevices, Options::default()).expect("lab");
+    for (host, knows) in [(&lab.client, client), (&lab.server, server)] {
+        let value = |on: bool| if on { "1" } else { "0" };
+        host.sysctl("net.ipv4.tcp_timestamps", value(knows.timestamps)).expect("sysctl");
+        host.sysctl("net.ipv4.tcp_sack", value(knows.sack)).expect("sysctl");
+    }
+    // with a plug, the client's connection is open before the server is known
+    let at_server = client.timestamps && server.timestamps;
+    let at_client = if kind == Kind::Plug { client.timestamps } else { at_server };
+    let strict = [Strict::new(&lab.client, at_client), Strict::new(&lab.server, at_server)];
+    let script = Script::opener(1).bytes(BYTES).pace(PACE);
+    let answer = Script::answerer().bytes(BYTES).pace(PACE);
+    let at = SERVER.port(family, PORT);
+    let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
+    let (f, to) = forwarder(&lab, family, kind, policy);
+    let ((open, opened), (begin, begun)) = (mpsc::channel(), mpsc::channel());
+    let talking = lab.client.spawn(move || {
+        let script = Script { local: Some(CLIENT.port(family, 0)), ..script };
+        let socket = connect(to, &script).expect("connect");
+        open.send(()).expect("the test waits");
+        begun.recv().expect("the test goes on");
+        converse(socket, &script)
+    });
+    opened.recv().expect("connected");
+    during(&f, begin);
+    let (client, server) = (talking.join().expect("client"), serving.join().remove(0));
+    let name = format!("{kind:?} {family:?} {client} {server} {:?}", f.verdicts());
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}: {name}"));
+    assert_eq!((client.sent, server.sent), (BYTES, BYTES), "{name}");
+    assert_eq!(strict.map(|s| s.refused()), [0, 0], "segments without what was agreed, at client and server: {name}");
+    let ended = f.ended(1).remove(0);
+    assert_eq!(ended.splices > 0, ended.refusal.is_none(), "{ended:?}");
+    ended.refusal
+}
+
+/// Whether both legs have agreed on the same.
+fn agreed(f: &Forwarder) -> Pair<Knows> {
+    let legs = f.splicer.datapath().expect("kernel path").legs();
+    let knows = |of_server: bool| {
+        let (_, leg) = legs.iter().find(|(t, _)| (t.remote.port() == PORT) == of_server).expect("a leg");
+        Knows { timestamps: leg.flags & LegFlags::TS != 0, sack: leg.flags & LegFlags::SACK != 0 }
+    };
+    Pair::new(knows(false), knows(true))
+}
+
+#[test]
+#[ignore = "root"]
+fn a_server_is_offered_what_its_client_knows() {
+    for (family, client) in Family::BOTH.into_iter().flat_map(|f| [NO_TIMESTAMPS, NO_SACK, NOTHING].map(|c| (f, c))) {
+        let during = |f: &Forwarder, begin: Begin| {
+            f.wait_state(FlowState::Spliced);
+            assert_eq!(agreed(f), Pair::both(client), "{family:?}");
+            begin.send(()).expect("the client waits");
+        };
+        assert_eq!(
+            converse_between((client, ALL), (family, Kind::Plug), at_once(), during),
+            None,
+            "{client:?} {family:?}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn a_flow_whose_server_knows_less_than_its_client_is_copied() {
+    for (family, server) in Family::BOTH.into_iter().flat_map(|f| [NO_TIMESTAMPS, NO_SACK, NOTHING].map(|s| (f, s))) {
+        let during = |_: &Forwarder, begin: Begin| begin.send(()).expect("the client waits");
+        let why = converse_between((ALL, server), (family, Kind::Plug), at_once(), during);
+        assert_eq!(why, Some(Refusal::Options), "{server:?} {family:?}");
+    }
+}
+
+/// Hosts that shake hands with each other agree on the same on both legs.
+#[test]
+#[ignore = "root"]
+fn hosts_that_agree_with_each_other_are_spliced() {
+    for (family, kind) in Family::BOTH.into_iter().flat_map(|f| [Kind::EndToEnd, Kind::Transparent].map(|k| (f, k))) {
+        for hosts in [(ALL, NOTHING), (NOTHING, ALL), (ALL, ALL)] {
+            let during = |f: &Forwarder, begin: Begin| {
+                f.wait_state(FlowState::Spliced);
+                begin.send(()).expect("the client waits");
+            };
+            assert_eq!(
+                converse_between(hosts, (family, kind), at_once(), during),
+                None,
+                "{hosts:?} {kind:?} {family:?}"
+            );
+        }
+    }
+}
+
+/// What is sent at a switch is as complete as anything else.
+#[test]
+#[ignore = "root"]
+fn switched_again_and_again() {
+    for (family, client) in Family::BOTH.into_iter().flat_map(|f| [ALL, NOTHING].map(|c| (f, c))) {
+        let during = |f: &Forwarder, begin: Begin| {
+            f.wait_state(FlowState::Copying);
+            begin.send(()).expect("the client waits");
+            for _ in 0..5 {
+                f.command(Command::Splice);
+                f.wait_state(FlowState::Spliced);
+                f.command(Command::Unsplice);
+                f.wait_state(FlowState::Copying);
+            }
+        };
+        assert_eq!(
+            converse_between((client, ALL), (family, Kind::Plug), by_hand(), during),
+            None,
+            "{client:?} {family:?}"
+        );
+    }
+}
