@@ -12,6 +12,7 @@ mod leap;
 mod marks;
 mod relay;
 mod reset;
+mod rules;
 mod segment;
 mod style;
 mod tcp;
@@ -209,19 +210,7 @@ impl World {
                 ours[side].receive = ours[side].receive.min(n);
             }
         }
-        for side in Side::BOTH {
-            let (ts, sack) = (host[side].ts && ours[side].ts, host[side].sack && ours[side].sack);
-            let scaled = r.random_bool(0.8);
-            for s in [&mut host[side], &mut ours[side]] {
-                s.mss = mss;
-                s.ts = ts;
-                s.sack = sack;
-                if !scaled {
-                    s.wscale = 0;
-                    s.receive = s.receive.min(65535);
-                }
-            }
-        }
+        style::negotiate(seed, r, mss, &mut host, &mut ours);
         let number = |r: &mut SmallRng| match r.random_range(0..3) {
             0 => r.random_range(0..200_000u32).wrapping_neg(),
             1 => (1u32 << 31) - r.random_range(0..200_000u32),
@@ -380,6 +369,9 @@ impl World {
     /// Sends a packet on the link between us and this host.
     fn wire(&mut self, side: Side, to_host: bool, mut p: Packet) {
         let w = self.weather;
+        if to_host {
+            self.judge_rules(side, &p);
+        }
         self.marks.pass(&mut p);
         if !self.pass_detour(side, to_host, &mut p) || self.rng.random_bool(w.loss) {
             self.note(|_| format!("{side:?} lost"));
@@ -783,7 +775,7 @@ fn edited(p: &Packet, e: &Edit) -> Packet {
         ecn,
         win: e.win,
         urg: e.urg,
-        ts: p.ts.filter(|_| e.strip_ts == 0).map(|_| (e.tsval, e.tsecr)),
+        ts: (e.stamp != 0 || (p.ts.is_some() && e.strip_ts == 0)).then_some((e.tsval, e.tsecr)),
         sack: if e.strip_sack != 0 { Vec::new() } else { p.sack.iter().map(|&(a, b)| (clamp(a), clamp(b))).collect() },
         data: p.data[..(e.keep as usize).min(p.data.len())].to_vec(),
     }

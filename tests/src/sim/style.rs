@@ -1,7 +1,10 @@
 //! Differences between TCP implementations.
 
-use super::tcp::{MS, Time};
-use rand::{RngExt, rngs::SmallRng};
+use super::{
+    Pair, Side,
+    tcp::{MS, Time},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 /// The behaviour of one TCP implementation.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +22,14 @@ pub struct Style {
     pub probe_data: bool,
     /// The window is updated by SND.WL1 and SND.WL2 alone (RFC 9293); otherwise also whenever it grows (Linux).
     pub strict_window: bool,
+    /// Receives what Linux does, against a SHOULD of the RFCs: segments without timestamps that were negotiated.
+    pub lenient: bool,
+    /// Drops data that is not in order, instead of keeping it for later (RFC 9293, 3.10.7.4: SHLD-31 is no MUST).
+    pub drops_unordered: bool,
+    /// A bare acknowledgement at the right edge of the window is unacceptable (RFC 9293, 3.10.7.4, to the letter).
+    pub strict_edge: bool,
+    /// Ignores all blocks of a SACK option if one of them is invalid.
+    pub strict_sack: bool,
     /// Delay of acknowledgements.
     pub delack: Time,
     /// Period of the timestamp clock.
@@ -46,10 +57,21 @@ impl Style {
             strict_low: rng.random_bool(0.5),
             probe_data: rng.random_bool(0.3),
             strict_window: rng.random_bool(0.5),
+            lenient: false,
+            drops_unordered: false,
+            strict_edge: false,
+            strict_sack: false,
             delack: *[0, 1, 40, 40, 100, 200].get(rng.random_range(0..6usize)).expect("six") * MS,
             tick: *[MS, MS, MS, 10 * MS, 100 * MS, 100, 1].get(rng.random_range(0..7usize)).expect("seven"),
             rto_min: 200 * MS,
         }
+    }
+
+    /// Makes a host stricter in ways that not all hosts are.
+    pub fn tighten(&mut self, rng: &mut SmallRng) {
+        self.drops_unordered = rng.random_bool(0.1);
+        self.strict_edge = rng.random_bool(0.5);
+        self.strict_sack = rng.random_bool(0.5);
     }
 
     /// A style like that of Linux, which our sockets use.
@@ -58,11 +80,35 @@ impl Style {
             strict_low: false,
             probe_data: false,
             strict_window: false,
+            lenient: true,
             delack: 40 * MS,
             tick: MS,
             wscale: rng.random_range(0..9),
             receive: rng.random_range(4000..300_000),
             ..Style::random(rng)
+        }
+    }
+}
+
+/// Lets both connections agree on options. The server is offered what the client has, like the MSS (`own_syn()` in bpf/track.h).
+/// Where it cannot do that, the legs differ, and must not be spliced: in few runs.
+pub fn negotiate(seed: u64, r: &mut SmallRng, mss: u32, hosts: &mut Pair<Style>, ours: &mut Pair<Style>) {
+    let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
+    hosts.iter_mut().for_each(|h| h.tighten(&mut rng));
+    let mut offered = (true, true);
+    for side in Side::BOTH {
+        let (host, our) = (&mut hosts[side], &mut ours[side]);
+        let can = |a: bool, b: bool, rng: &mut SmallRng| (a && b) || (side == Side::Server && rng.random_bool(0.95));
+        let (ts, sack) = (can(host.ts, our.ts, &mut rng), can(host.sack, our.sack, &mut rng));
+        offered = (offered.0 && ts, offered.1 && sack);
+        let scaled = r.random_bool(0.8);
+        for s in [host, our] {
+            s.mss = mss;
+            (s.ts, s.sack) = offered;
+            if !scaled {
+                s.wscale = 0;
+                s.receive = s.receive.min(65535);
+            }
         }
     }
 }

@@ -34,6 +34,7 @@ pub fn later(a: u32, b: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ignored {
     Paws,
+    NoTimestamps,
     Sequence,
     NoAck,
     AckTooNew,

@@ -23,6 +23,10 @@ impl Tcp {
         if self.dead || self.reset {
             return None;
         }
+        if self.style.ts && p.ts.is_none() && p.flags & RST == 0 && !self.style.lenient {
+            self.ignore(Ignored::NoTimestamps);
+            return Some(Ignored::NoTimestamps); // silently (RFC 7323, 3.2)
+        }
         if self.style.ts
             && let Some((val, _)) = p.ts
             && before(val, self.ts_recent)
@@ -37,8 +41,9 @@ impl Tcp {
         let wnd = self.edge.wrapping_sub(self.rcv);
         let low = if self.style.strict_low { self.rcv } else { self.last_ack };
         let acceptable = if end == seq {
-            // up to and including the edge, as in all implementations
-            !before(seq, low) && !after(seq, self.rcv.wrapping_add(wnd))
+            // up to and including the edge, as in all implementations; or, by the letter, below it
+            let edge = self.rcv.wrapping_add(wnd);
+            !before(seq, low) && (before(seq, edge) || (seq == edge && (wnd == 0 || !self.style.strict_edge)))
         } else {
             after(end, self.rcv) && before(seq, self.rcv.wrapping_add(wnd.max(u32::from(wnd == 0 && seq == self.rcv))))
         };
@@ -125,7 +130,8 @@ impl Tcp {
             }
         }
         let mut new_sack = false;
-        if self.style.sack {
+        let sane = |&(s, e): &(u32, u32)| after(e, s) && !after(e, self.max);
+        if self.style.sack && (!self.style.strict_sack || p.sack.iter().all(sane)) {
             for &(s, e) in &p.sack {
                 if !before(s, self.una) && after(e, s) && !after(e, self.max) {
                     let known = self.sacked.iter().any(|&(a, b)| !before(s, a) && !after(e, b));
@@ -275,6 +281,11 @@ impl Tcp {
             return;
         }
         let in_order = seq == self.rcv;
+        if !in_order && self.style.drops_unordered {
+            self.ack_now = true;
+            self.fin_at = self.fin_at.filter(|_| !fin);
+            return;
+        }
         if !data.is_empty() {
             self.latest = Some(seq);
             let at = self.ooo.partition_point(|(s, _)| before(*s, seq));
