@@ -118,7 +118,8 @@ fn leave(family: libc::c_int) -> io::Result<()> {
     until_none(libc::RTM_DELROUTE, &route, &attributes)
 }
 
-/// Returns whether an address belongs to this machine, so that its own stack would answer.
+/// Returns whether an address belongs to this machine, so that its own stack would answer. The kernel is asked each time, as
+/// addresses come and go.
 pub fn is_local(ip: IpAddr) -> io::Result<bool> {
     const TYPE: usize = 7; // rtm_type
     let (family, address) = match ip {
@@ -126,8 +127,14 @@ pub fn is_local(ip: IpAddr) -> io::Result<bool> {
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
     };
     let body = [family as u8, 8 * address.len() as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let answer = ask(libc::RTM_GETROUTE, 0, &body, &[(libc::RTA_DST, address)])?;
-    Ok(answer.get(TYPE) == Some(&libc::RTN_LOCAL))
+    match ask(libc::RTM_GETROUTE, 0, &body, &[(libc::RTA_DST, address)]) {
+        Ok(answer) => Ok(answer.get(TYPE) == Some(&libc::RTN_LOCAL)),
+        // no route at all, or one of type unreachable, prohibit or blackhole
+        Err(e) => match e.raw_os_error() {
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL) => Ok(false),
+            _ => Err(e),
+        },
+    }
 }
 
 /// Sends a request to rtnetlink. Returns the body of the answer.

@@ -160,6 +160,7 @@ impl Flow {
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.clone().into_owned(),
+            listen: self.info.listen,
             client: self.source(),
             server: self.legs.server.remote,
             target: self.info.target.clone(),

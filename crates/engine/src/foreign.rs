@@ -93,17 +93,20 @@ impl Splicer {
     /// address; a thread calls it, and it must not block. A connection is accepted when its client has completed the
     /// handshake. A client whose server refuses is refused. `listener` serves the other clients, so accept from both: those
     /// for which `choose` returns `None`, a server of another address family or on this machine, and those for which there is
-    /// no room or no free port. Errors are those of raw sockets, which need CAP_NET_RAW; and [`io::ErrorKind::Unsupported`]
+    /// no room or no free port. `lost` is told of clients whose
+    /// server has refused, or has not answered for a minute, on the same thread. Errors are those of raw sockets, which need CAP_NET_RAW; and [`io::ErrorKind::Unsupported`]
     /// without a data path, or if `listener` only copies.
     pub fn end_to_end(
         &self,
         listener: &Listener,
         choose: impl Fn(SocketAddr) -> Option<SocketAddr> + Send + 'static,
+        lost: impl Fn(SocketAddr, SocketAddr, io::Error) + Send + 'static,
     ) -> io::Result<EndToEndListener> {
         let without = || io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this");
         let d = self.datapath().filter(|_| !listener.is_to_copy()).ok_or_else(without)?;
         let addr = listener.local_addr()?;
-        let opened = handshakes::listen(self.handshakes(), self.engine(), d, addr, Course::Chosen(Box::new(choose)))?;
+        let course = Course::Chosen(Box::new(choose), Box::new(lost));
+        let opened = handshakes::listen(self.handshakes(), self.engine(), d, addr, course)?;
         Ok(EndToEndListener { splicer: self.clone(), addr, foreign: false, opened })
     }
 

@@ -37,12 +37,15 @@ pub(crate) type Allow = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 /// Chooses the server for this client. `None`: the listening socket serves the client.
 pub(crate) type Choose = Box<dyn Fn(SocketAddr) -> Option<SocketAddr> + Send>;
 
+/// Is told of this client's handshake with this server, which has failed.
+pub(crate) type Lost = Box<dyn Fn(SocketAddr, SocketAddr, io::Error) + Send>;
+
 /// Where the connections of a listener lead.
 pub(crate) enum Course {
     /// To their own destination: they are transparent.
     Foreign(Allow),
     /// From a listening socket to a server, from an address of ours.
-    Chosen(Choose),
+    Chosen(Choose, Lost),
 }
 
 impl Course {
@@ -308,7 +311,7 @@ impl Handshakes {
             None => {}
         }
         match self.acceptor(client.local).map(|a| &a.course) {
-            Some(Course::Chosen(choose)) => match choose(client.remote) {
+            Some(Course::Chosen(choose, _)) => match choose(client.remote) {
                 Some(server) => self.asked_for(engine, d, syn, server),
                 None => self.leave_to_listener(d, &syn),
             },
@@ -462,6 +465,7 @@ impl Handshakes {
             d.forget(&h.leg);
             d.let_go_handshake(&client); // otherwise the client would not get the reset
             self.pass_on(h, &client);
+            self.lose(&client, &h.leg, io::ErrorKind::ConnectionRefused);
         }
     }
 
@@ -497,7 +501,18 @@ impl Handshakes {
         self.looked = Some(now);
         let old: Vec<Tuple> =
             self.half.iter().filter(|(_, half)| now >= half.since + PATIENCE).map(|(client, _)| *client).collect();
-        old.iter().for_each(|client| self.give_up(d, client));
+        for client in old {
+            let silent = self.half.get(&client).filter(|half| half.answer.is_none()).map(|half| half.server);
+            self.give_up(d, &client);
+            silent.iter().for_each(|server| self.lose(&client, server, io::ErrorKind::TimedOut));
+        }
+    }
+
+    /// Tells of a handshake with a server of our choice that the server has refused or not answered.
+    fn lose(&self, client: &Tuple, server: &Tuple, why: io::ErrorKind) {
+        if let Some(Course::Chosen(_, lost)) = self.acceptor(client.local).map(|a| &a.course) {
+            lost(client.remote, server.remote, why.into());
+        }
     }
 
     /// Gives up a half-open connection. Later segments of its hosts are not for us: if

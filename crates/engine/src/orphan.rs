@@ -77,6 +77,7 @@ impl Orphan {
         FlowStatus {
             id: self.id,
             protocol: "recovered".into(),
+            listen: None,
             client: self.legs.client.remote,
             server: self.legs.server.remote,
             target: self.legs.server.remote.to_string(),

@@ -224,18 +224,26 @@ pub struct FlowInfo {
     pub user: Option<String>,
     /// The destination as the client named it (`example.org:443`).
     pub target: String,
+    /// The address of the listener, if that is of interest.
+    pub listen: Option<SocketAddr>,
 }
 
 impl FlowInfo {
     /// Creates a description without a user.
     pub fn new(protocol: impl Into<Cow<'static, str>>, target: impl Into<String>) -> FlowInfo {
-        FlowInfo { protocol: protocol.into(), user: None, target: target.into() }
+        FlowInfo { protocol: protocol.into(), user: None, target: target.into(), listen: None }
     }
 
     /// Sets the authenticated user, if any.
     #[must_use]
     pub fn with_user(self, user: Option<String>) -> FlowInfo {
         FlowInfo { user, ..self }
+    }
+
+    /// Sets the address of the listener, if that is of interest.
+    #[must_use]
+    pub fn with_listen(self, listen: Option<SocketAddr>) -> FlowInfo {
+        FlowInfo { listen, ..self }
     }
 }
 
@@ -265,6 +273,8 @@ pub struct FlowStatus {
     pub id: u64,
     /// The listener's protocol, for example `socks5`.
     pub protocol: String,
+    /// The address of the listener, if it is known.
+    pub listen: Option<SocketAddr>,
     /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
     /// The server's address.

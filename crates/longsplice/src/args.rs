@@ -1,9 +1,10 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
-use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
 use longsplice_proxy::access::{PortRange, Prefix};
 use std::{
+    fs,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
@@ -308,12 +309,13 @@ pub struct TpotFarmArgs {
 
 /// Arguments of `longsplice tpot host`.
 #[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("trust").required(true).multiple(true))]
 pub struct TpotHostArgs {
     /// Addresses of proxies that may intercept connections. May be repeated.
     ///
     /// Whoever can intercept a connection can read and change what is not encrypted, as any machine on the path could. A
     /// tunnelled connection can be led off its path, so only name proxies that you trust.
-    #[arg(long, value_name = "PREFIX", required_unless_present = "key_file")]
+    #[arg(long, value_name = "PREFIX", group = "trust")]
     pub proxy: Vec<Prefix>,
 
     /// File of keys: only proxies that have one of them may intercept connections, and only with an address of --proxy, if given.
@@ -321,7 +323,7 @@ pub struct TpotHostArgs {
     /// One to four keys, each 32 hexadecimal digits on a line of its own. Empty lines and lines that begin with # are skipped.
     /// The file must be readable by its owner only. Proxies have the same key: `key_file` in the table `tpot` of their
     /// configuration. Whoever has a key can intercept connections as a proxy does.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "trust")]
     pub key_file: Option<PathBuf>,
 
     /// Ask for proxies for connections to these ports. May be repeated.
@@ -333,7 +335,7 @@ pub struct TpotHostArgs {
     pub to: Vec<Prefix>,
 
     /// Ask only for connections of the processes in this cgroup, and those below it: a directory of cgroup2.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = parse_directory)]
     pub cgroup: Option<PathBuf>,
 
     /// Attach to this device. May be repeated. The default is all Ethernet devices.
@@ -422,6 +424,7 @@ pub struct LsArgs {
 #[derive(Debug, clap::Args)]
 pub struct Flow {
     /// Number of the flow, as `longsplice ls` shows it.
+    #[arg(value_parser = parse_flow)]
     pub id: u64,
 }
 
@@ -429,6 +432,7 @@ pub struct Flow {
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
     /// Number of the flow, as `longsplice ls` shows it.
+    #[arg(value_parser = parse_flow)]
     pub id: u64,
 
     /// Print JSON.
@@ -440,6 +444,7 @@ pub struct InspectArgs {
 #[derive(Debug, clap::Args)]
 pub struct TraceArgs {
     /// Number of the flow, as `longsplice ls` shows it.
+    #[arg(value_parser = parse_flow)]
     pub id: u64,
 
     /// Stop after this many segments.
@@ -509,6 +514,18 @@ fn parse_tunnel(text: &str) -> Result<(IpAddr, SocketAddr), String> {
          192.0.2.1,198.51.100.1:80"
             .to_owned()
     })
+}
+
+fn parse_flow(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "write the number of a flow, as `longsplice ls` shows it".to_owned())
+}
+
+fn parse_directory(text: &str) -> Result<PathBuf, String> {
+    match fs::metadata(text) {
+        Ok(found) if found.is_dir() => Ok(text.into()),
+        Ok(_) => Err("not a directory".to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
 }
 
 fn parse_udp(text: &str) -> Result<TpotUdp, String> {

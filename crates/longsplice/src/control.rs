@@ -256,16 +256,19 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
 }
 
-/// Creates the directory of the socket if it is missing, with access for our
-/// user only. The owner is checked, because any user can create files in /tmp.
+/// Creates the usual directory of the socket if it is missing, with access for our user only; another one has to be there. The
+/// owner is checked, because any user can create files in /tmp.
 fn make_directory(socket: &Path) -> io::Result<()> {
     let Some(dir) = socket.parent().filter(|d| !d.as_os_str().is_empty()) else { return Ok(()) };
-    if let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
+    if paths::control_socket().is_ok_and(|usual| usual == socket)
+        && let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
         && e.kind() != io::ErrorKind::AlreadyExists
     {
         return Err(e);
     }
-    let owner = fs::metadata(dir)?.uid();
+    let missing =
+        |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}; create this directory first", dir.display()));
+    let owner = fs::metadata(dir).map_err(missing)?.uid();
     if owner != 0 && owner != nix::unistd::Uid::effective().as_raw() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,

@@ -12,6 +12,7 @@ mod farm;
 mod inspect;
 mod ls;
 mod man;
+mod memory;
 mod paths;
 mod run;
 mod tpot;

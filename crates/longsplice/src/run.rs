@@ -7,7 +7,7 @@ use crate::{
     Outcome,
     args::{Format, RunArgs},
     control::{Control, Ending, Stopper, end_limit},
-    doctor, paths,
+    doctor, memory, paths,
 };
 use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer, Tpot};
@@ -28,14 +28,18 @@ use std::{
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
+    task::spawn_blocking,
 };
 use tracing_subscriber::EnvFilter;
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
+    start_log(verbose, args.log_format == Some(Format::Json));
     let config = configure(args)?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     for source in &config.engine.sources {
-        UdpSocket::bind((*source, 0)).map_err(|e| format!("source {source}: {e}; name addresses of this host"))?;
+        let failed = |e| format!("{}source {source}: {e}; name addresses of this host", config.places.of(source));
+        UdpSocket::bind((*source, 0)).map_err(failed)?;
     }
     let tracked = |l: &&ListenerConfig| l.policy.when != SpliceWhen::Never || l.protocol == Protocol::Transparent;
     let tracked = config.listeners.iter().filter(tracked).count();
@@ -43,7 +47,6 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
         let advice = "give some of them `splice = \"never\"`, or let another process have them, in a network namespace of its own";
         return Err(format!("{tracked} listeners, of which {MAX_LISTENERS} can be spliced: {advice}").into());
     }
-    start_log(verbose, args.log_format == Some(Format::Json));
     raise_descriptor_limit();
     let path = match control.or(config.control.as_deref()) {
         Some(path) => path.to_owned(),
@@ -51,7 +54,10 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     };
     let workers = Workers::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(args, config, &path, &workers))
+    let outcome = runtime.block_on(serve(args, config, &path, &workers));
+    // a thread that waits for a disk would be waited for
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Reads the configuration file and applies the command line on top.
@@ -142,6 +148,7 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if let Some(limit) = config.listeners.iter().map(|l| l.policy.idle_limit).max() {
         options.recovered_idle_limit = limit;
     }
+    memory::warn_if_small(options.datapath.max_flows);
     match Splicer::open(&options) {
         Ok(splicer) => {
             announce_devices(&splicer);
@@ -201,7 +208,15 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     // Bind this before the listeners: if the socket is taken, another
     // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
-    let prepared = Prepared::new(config)?;
+    // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
+    let preparing = spawn_blocking(move || Prepared::new(config));
+    let prepared = tokio::select! {
+        prepared = preparing => prepared.map_err(io::Error::other)??,
+        name = signals.until_told() => {
+            tracing::info!("{name}: stopping, before files and addresses were opened");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     let splicer = open(args, prepared.config())?;
     let server = match prepared.start(workers, splicer.clone()).await {
         Ok(server) => Arc::new(server),
@@ -263,6 +278,10 @@ async fn end(
     if left > 0 {
         tracing::warn!("{left} connections did not end within {} s; closing them", limit.as_secs());
     }
+    let lost = server.unwritten_lines();
+    if lost > 0 {
+        tracing::warn!("cannot write the end of the access log: {lost} lines are lost");
+    }
 }
 
 /// Detaches from the kernel and removes the tables; with `keep` only if the kernel forwards no flows.
@@ -307,6 +326,14 @@ impl Signals {
             hang_up: signal(SignalKind::hangup())?,
             user: [signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?],
         })
+    }
+
+    /// Waits for SIGTERM or SIGINT.
+    async fn until_told(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
     }
 
     /// Waits for SIGTERM or SIGINT. Meanwhile SIGHUP reopens the access log, and so does SIGUSR1, which other proxies use

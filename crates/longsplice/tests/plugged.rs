@@ -81,14 +81,15 @@ fn spliced_logged_and_under_the_rules() {
         let (client, served) = (client.join().unwrap(), serving.join().remove(0));
         intact(&client, &served).unwrap();
         assert_eq!((&flow["protocol"], &flow["target"]), (&"plug".into(), &target(family).to_string().into()));
+        assert_eq!(flow["listen"], at(family).to_string());
         let line: Value = eventually("a line of the access log", || {
             let log = fs::read_to_string(proxy.access_log()).unwrap();
             let line = log.lines().find(|l| l.contains(&client.local.unwrap().to_string()))?;
             serde_json::from_str(line).ok()
         });
         assert_eq!(
-            (&line["target"], &line["listener"]),
-            (&target(family).to_string().into(), &"plug".into()),
+            (&line["target"], &line["listener"], &line["listen"], &line["id"]),
+            (&target(family).to_string().into(), &"plug".into(), &at(family).to_string().into(), &flow["id"]),
             "{line}"
         );
         // what the client sends before the splice is copied
@@ -100,6 +101,8 @@ fn spliced_logged_and_under_the_rules() {
     // nobody listens there any more
     let refused = lab.client.run(|| TcpStream::connect(at(Family::V4)));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    eventually("a count", || (counters(&proxy)["proxy"]["unreachable"] == 1).then_some(()));
+    proxy.wait_message(&format!("the target {} of a plug is not reached by", target(Family::V4)));
 
     // As with any plug, the rules are for clients that are connected, and what they deny is logged.
     let second = Script { local: Some(topology::CLIENT_SECOND.port(Family::V4, 0)), ..Script::opener(1) };

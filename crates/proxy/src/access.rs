@@ -5,14 +5,15 @@
 //! ([`guarded_ranges::faces`]), an `allow` rule only at the address itself. If no rule matches, everything is allowed,
 //! except on a guarded listener, whose clients choose their targets: there, [`guarded_ranges::guarded`] addresses are
 //! denied. An `allow` rule opens a guarded address only if it names a prefix that lies wholly within a guarded range,
-//! for example 127.0.0.0/8 or 169.254.169.254. `0.0.0.0/0`, a name or an empty target list does not open one.
+//! for example 127.0.0.0/8 or 169.254.169.254. `0.0.0.0/0`, a name or an empty target list does not open one. All other
+//! addresses of this machine are guarded as well ([`own`](crate::own)); a rule opens one by naming just that address.
 //!
 //! Rules with methods or paths match HTTP requests only: bytes relayed after CONNECT or SOCKS are not inspected.
 
 mod index;
 
 use crate::{
-    guarded_ranges,
+    guarded_ranges, own,
     target::{Host, Target},
 };
 use index::Index;
@@ -110,6 +111,8 @@ pub struct Rules {
     filed: Arc<Filed>,
     /// Whether guarded addresses are denied unless a rule opens them.
     pub guarded: bool,
+    /// Whether all addresses of this machine are guarded, if any are.
+    pub own_too: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -132,6 +135,8 @@ pub enum Denied {
     Reply(usize),
     /// The client is outside the networks whose PROXY headers are trusted, and the listener requires such a header.
     Untrusted,
+    /// The connection would come back to the listener that it comes from.
+    Loop,
 }
 
 impl fmt::Display for Denied {
@@ -140,6 +145,7 @@ impl fmt::Display for Denied {
             Denied::Rule(n) => write!(f, "rule {n}"),
             Denied::Reply(n) => write!(f, "reply rule {n}"),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
+            Denied::Loop => f.write_str("the target leads back to this listener"),
             Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),
         }
     }
@@ -150,7 +156,7 @@ impl Rules {
     pub fn new(list: Vec<Rule>, guarded: bool) -> Rules {
         let (by_address, by_name) = (Index::of(&list, false), Index::of(&list, true));
         let know_paths = list.iter().any(|rule| !rule.path.is_empty());
-        Rules { filed: Arc::new(Filed { list, by_address, by_name, know_paths }), guarded }
+        Rules { filed: Arc::new(Filed { list, by_address, by_name, know_paths }), guarded, own_too: guarded }
     }
 
     /// Returns the rules in order.
@@ -160,7 +166,21 @@ impl Rules {
 
     /// Returns the same rules with guarded addresses open.
     pub fn unguarded(&self) -> Rules {
-        Rules { filed: self.filed.clone(), guarded: false }
+        Rules { filed: self.filed.clone(), guarded: false, own_too: false }
+    }
+
+    /// Returns the same rules for clients that have connected to the target themselves: its address is that of this machine only
+    /// if they have asked for this machine.
+    #[must_use]
+    pub fn for_intercepted(self) -> Rules {
+        Rules { own_too: false, ..self }
+    }
+
+    /// Returns what guards the address, if anything does.
+    fn guard(&self, ip: IpAddr) -> Option<&'static str> {
+        let range = || guarded_ranges::guarded(ip).map(|range| range.name);
+        let own = || (self.own_too && own::is_own(ip)).then_some(own::NAME);
+        if self.guarded { range().or_else(own) } else { None }
     }
 
     /// Returns the rules that may match, with their numbers, in order. `ip`: `None` if the name is not resolved yet.
@@ -179,18 +199,18 @@ impl Rules {
     /// Checks whether the request may go to `server`, an address of `target`.
     pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
-        let guarded = if self.guarded { guarded_ranges::guarded(ip) } else { None };
+        let guard = self.guard(ip);
         for (i, rule) in self.candidates(subject, &target.host, Some(ip), server.port()) {
             if !rule.covers(subject, server.port()) {
                 continue;
             }
             match rule.action {
                 Action::Deny if rule.denies(&target.host, ip) => return Err(Denied::Rule(i + 1)),
-                Action::Allow if rule.allows(&target.host, ip, guarded.is_some()) => return Ok(()),
+                Action::Allow if rule.allows(&target.host, ip, guard) => return Ok(()),
                 Action::Deny | Action::Allow => {}
             }
         }
-        guarded.map_or(Ok(()), |g| Err(Denied::Guarded(g.name)))
+        guard.map_or(Ok(()), |name| Err(Denied::Guarded(name)))
     }
 
     /// Whether any rule has paths, so that request paths have to be parsed.
@@ -227,6 +247,21 @@ impl Rule {
             && (self.path.is_empty() || subject.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
     }
 
+    /// Whether it matches every request.
+    pub(crate) fn matches_all(&self) -> bool {
+        let Rule { action: _, client, target, ports, methods, path } = self;
+        let any = |net: &IpNet| net.prefix_len() == 0;
+        // both families
+        let all =
+            |nets: Vec<&IpNet>| [true, false].iter().all(|v4| nets.iter().any(|n| any(n) && n.addr().is_ipv4() == *v4));
+        let prefixes = target.iter().filter_map(|p| if let Pattern::Prefix(net) = p { Some(&net.0) } else { None });
+        (client.is_empty() || all(client.iter().map(|p| &p.0).collect()))
+            && (target.is_empty() || all(prefixes.collect()))
+            && (ports.is_empty() || ports.iter().any(|r| r.first <= 1 && r.last == u16::MAX))
+            && methods.is_empty()
+            && path.is_empty()
+    }
+
     fn denies(&self, host: &Host, ip: IpAddr) -> bool {
         self.target.is_empty()
             || self
@@ -235,9 +270,13 @@ impl Rule {
                 .any(|p| p.matches_name(host) || guarded_ranges::faces(ip).any(|face| p.matches_ip(face)))
     }
 
-    fn allows(&self, host: &Host, ip: IpAddr, guarded: bool) -> bool {
-        if guarded {
-            let opens = |p: &Pattern| matches!(p, Pattern::Prefix(net) if guarded_ranges::wholly_guarded(&net.0));
+    fn allows(&self, host: &Host, ip: IpAddr, guard: Option<&str>) -> bool {
+        if let Some(name) = guard {
+            let opens = |p: &Pattern| match p {
+                Pattern::Prefix(net) if name == own::NAME => net.0.prefix_len() == net.0.max_prefix_len(),
+                Pattern::Prefix(net) => guarded_ranges::wholly_guarded(&net.0),
+                Pattern::Name(_) | Pattern::Below(_) => false,
+            };
             return self.target.iter().any(|p| opens(p) && p.matches_ip(ip));
         }
         self.target.is_empty() || self.target.iter().any(|p| p.matches_name(host) || p.matches_ip(ip))
@@ -295,6 +334,9 @@ pub enum PatternError {
     /// Not a port or a range of ports.
     #[error("bad port range: write a port such as 443, or FIRST-LAST with FIRST not above LAST, from 1 to 65535")]
     Ports,
+    /// A prefix with bits beyond its length, so that it is unclear what it means.
+    #[error("an address prefix with bits beyond its length: write {0} for the network, or the address alone")]
+    HostBits(IpNet),
     /// Not a prefix or an address.
     #[error("bad address prefix: write one such as 192.0.2.0/24 or 2001:db8::/32, or a single address")]
     Prefix,
@@ -335,6 +377,10 @@ impl FromStr for PathPattern {
     }
 }
 
+fn exact(net: IpNet) -> Result<Prefix, PatternError> {
+    if net.trunc() == net { Ok(Prefix(net)) } else { Err(PatternError::HostBits(net.trunc())) }
+}
+
 impl FromStr for Prefix {
     type Err = PatternError;
 
@@ -345,9 +391,9 @@ impl FromStr for Prefix {
             && let Some(v4) = v6.addr().to_ipv4_mapped()
             && let Some(len) = v6.prefix_len().checked_sub(96)
         {
-            return Ok(Prefix(Ipv4Net::new(v4, len).map_err(|_| PatternError::Prefix)?.trunc().into()));
+            return exact(Ipv4Net::new(v4, len).map_err(|_| PatternError::Prefix)?.into());
         }
-        Ok(Prefix(net.trunc()))
+        exact(net)
     }
 }
 
@@ -358,8 +404,10 @@ impl FromStr for Pattern {
         if text == "*" {
             return Err(PatternError::Star);
         }
-        if let Ok(prefix) = text.parse() {
-            return Ok(Pattern::Prefix(prefix));
+        match text.parse() {
+            Ok(prefix) => return Ok(Pattern::Prefix(prefix)),
+            Err(e @ PatternError::HostBits(_)) => return Err(e),
+            Err(_) => {}
         }
         let (suffix, below) = text.strip_prefix("*.").map_or((text, false), |s| (s, true));
         match Host::from_name(suffix.as_bytes()) {

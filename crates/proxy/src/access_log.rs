@@ -1,17 +1,23 @@
 //! The access log: one line for each connection that has ended and for each HTTP request, as text or JSON.
 //!
 //! Lines go through a bounded queue to a writer thread. If the disk or pipe does not accept them,
-//! the queue fills up; further lines are dropped and counted. The log never delays a connection.
+//! the queue fills up; further lines are dropped and counted. The log never delays a connection. docs/access-log.md describes
+//! the fields.
 
-use crate::fault::Fault;
+use crate::{complaints::Complaints, fault::Fault};
 use longsplice_engine::{Ended, PathFinding, Refusal};
+use nix::{
+    errno::Errno,
+    fcntl, libc,
+    sys::stat::{SFlag, fstat},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt::{self, Write as _},
     fs::{File, OpenOptions},
     io::{self, Write as _},
     net::SocketAddr,
-    os::unix::fs::OpenOptionsExt,
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -22,7 +28,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Capacity of the queue in lines, about two megabytes.
+/// Capacity of the queue in lines: usually two megabytes, and at most about twenty.
 const QUEUE: usize = 8192;
 /// Size in bytes at which a batch is written.
 const BATCH: usize = 64 * 1024;
@@ -99,6 +105,8 @@ pub struct Record {
     pub id: Option<u64>,
     /// Protocol of the listener.
     pub listener: &'static str,
+    /// Address of the listener; none if an earlier process had it.
+    pub listen: Option<SocketAddr>,
     /// The client's address, from the PROXY header if there was one.
     pub client: SocketAddr,
     /// The server's address; none if there was no server.
@@ -113,6 +121,9 @@ pub struct Record {
     /// Method of the request; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
+    /// Path of the request without its query, which may hold secrets; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uri: Option<String>,
     /// Status of the reply, from the server or from us; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
@@ -146,17 +157,19 @@ pub struct Record {
 
 impl Record {
     /// Returns the record of a connection that has not transferred anything yet.
-    pub fn new(listener: &'static str, client: SocketAddr) -> Record {
+    pub fn new(listener: &'static str, listen: impl Into<Option<SocketAddr>>, client: SocketAddr) -> Record {
         Record {
             time: String::new(),
             id: None,
             listener,
+            listen: listen.into(),
             client,
             server: None,
             target: None,
             route: None,
             user: None,
             method: None,
+            uri: None,
             status: None,
             reply_rule: None,
             cache: None,
@@ -211,6 +224,10 @@ impl Record {
             None => plain(t, "id", "-"),
         }
         plain(t, "listener", self.listener);
+        match self.listen {
+            Some(listen) => address(t, "listen", listen),
+            None => plain(t, "listen", "-"),
+        }
         address(t, "client", self.client);
         match self.server {
             Some(server) => address(t, "server", server),
@@ -223,6 +240,9 @@ impl Record {
         text(t, "user", self.user.as_deref().unwrap_or("-"));
         if let Some(method) = &self.method {
             text(t, "method", method);
+        }
+        if let Some(uri) = &self.uri {
+            text(t, "uri", uri);
         }
         if let Some(status) = self.status {
             number(t, "status", status.into());
@@ -312,6 +332,9 @@ enum Message {
 struct Shared {
     reopen: AtomicBool,
     dropped: AtomicU64,
+    /// Lines that are accepted and neither written nor dropped.
+    waiting: AtomicU64,
+    complaints: Complaints,
 }
 
 /// The open log.
@@ -340,9 +363,17 @@ impl AccessLog {
     pub fn write(&self, mut record: Record) {
         let Some(queue) = &self.queue else { return };
         record.time = rfc3339(SystemTime::now());
+        self.shared.waiting.fetch_add(1, Relaxed);
         if queue.try_send(Message::Line(record.line(self.format))).is_err() {
+            self.shared.waiting.fetch_sub(1, Relaxed);
             self.shared.dropped.fetch_add(1, Relaxed);
+            self.shared.complaints.tell("cannot write the access log as fast as connections end: lines are dropped");
         }
+    }
+
+    /// Returns the number of lines that are not written yet.
+    pub fn waiting(&self) -> u64 {
+        self.shared.waiting.load(Relaxed)
     }
 
     /// Reopens the file before the next line, after log rotation has renamed it.
@@ -382,19 +413,16 @@ impl Drop for AccessLog {
 }
 
 fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
-    let mut failing = false;
+    let (mut failing, mut missing) = (false, 0);
     while let Ok(first) = lines.recv() {
         if matches!(first, Message::Line(_)) {
             thread::sleep(GATHER);
         }
-        let (mut batch, mut count, mut flushed) = (String::new(), 0, Vec::new());
+        let (mut batch, mut flushed) = (String::new(), Vec::new());
         let mut next = Some(first);
         while let Some(message) = next {
             match message {
-                Message::Line(line) => {
-                    batch.push_str(&line);
-                    count += 1;
-                }
+                Message::Line(line) => batch.push_str(&line),
                 Message::Wake => {}
                 Message::Flush(done) => flushed.push(done),
             }
@@ -403,12 +431,25 @@ fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
         if shared.reopen.swap(false, Relaxed) {
             out.reopen();
         }
-        match out.write(batch.as_bytes()) {
-            Ok(()) => failing = false,
-            Err(e) => {
-                shared.dropped.fetch_add(count, Relaxed);
+        let written = out.write_all(batch.as_bytes(), |lines| {
+            shared.waiting.fetch_sub(lines, Relaxed);
+        });
+        let dropped = shared.dropped.load(Relaxed);
+        match written {
+            Ok(()) if batch.is_empty() => {}
+            Ok(()) => {
+                // as long as the queue is nearly full, it does not keep up yet
+                if dropped > missing && shared.waiting.load(Relaxed) < QUEUE as u64 / 2 {
+                    tracing::info!("the access log is written again; {} lines are missing", dropped - missing);
+                    missing = dropped;
+                }
+                failing = false;
+            }
+            Err((lost, e)) => {
+                shared.waiting.fetch_sub(lost, Relaxed);
+                shared.dropped.fetch_add(lost, Relaxed);
                 if !failing {
-                    tracing::error!("access log: {e}; lines are dropped until it works again");
+                    tracing::error!("cannot write the access log: {e}; lines are dropped until it works again");
                 }
                 failing = true;
             }
@@ -434,9 +475,20 @@ impl Out {
         })
     }
 
+    /// Opens the file. Does not wait for somebody to read a FIFO: the program could not be stopped meanwhile.
     fn file(path: &Path) -> io::Result<File> {
         // Other users of the machine must not read which client connected where.
-        OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o640).custom_flags(libc::O_NONBLOCK);
+        let file = options.open(path).map_err(|e| match e.raw_os_error() {
+            Some(libc::ENXIO) => io::Error::other("it is a FIFO that nobody reads; start its reader first"),
+            _ => e,
+        })?;
+        // The writer may wait.
+        let flags = fcntl::fcntl(file.as_fd(), fcntl::FcntlArg::F_GETFL)?;
+        let flags = fcntl::OFlag::from_bits_retain(flags) - fcntl::OFlag::O_NONBLOCK;
+        fcntl::fcntl(file.as_fd(), fcntl::FcntlArg::F_SETFL(flags))?;
+        Ok(file)
     }
 
     fn reopen(&mut self) {
@@ -444,21 +496,62 @@ impl Out {
         match Out::file(path) {
             Ok(new) => *file = new,
             Err(e) => {
-                tracing::error!("access log: cannot reopen {}: {e}; still writing to the old file", path.display());
+                tracing::error!("cannot reopen the access log {}: {e}; still writing to the old file", path.display());
             }
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Writes complete lines. `written` is told how many have been written as it goes on. An error comes with the number of
+    /// lines that were not.
+    fn write_all(&mut self, mut bytes: &[u8], written: impl Fn(u64)) -> Result<(), (u64, io::Error)> {
+        let lines = |bytes: &[u8]| bytes.iter().filter(|b| **b == b'\n').count() as u64;
+        let most = self.piece();
+        while !bytes.is_empty() {
+            let piece = lines_within(bytes, most);
+            let n = match self.write(piece) {
+                Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+                Err(e) if e.raw_os_error() == Some(Errno::EINTR as i32) => continue,
+                done => done,
+            };
+            let n = n.map_err(|e| (lines(bytes), e))?;
+            written(lines(&bytes[..n]));
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Returns how many bytes to write at a time. A pipe takes a call that is not longer as a whole or not at all (POSIX, `PIPE_BUF`),
+    /// so it is known what has been written when it is full.
+    fn piece(&self) -> usize {
+        let of = match self {
+            Out::Stdout => fstat(io::stdout()),
+            Out::File(_, file) => fstat(file),
+        };
+        let is_file = of.is_ok_and(|of| SFlag::from_bits_truncate(of.st_mode).contains(SFlag::S_IFREG));
+        if is_file { usize::MAX } else { libc::PIPE_BUF }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Out::Stdout => {
                 let mut out = io::stdout().lock();
-                out.write_all(bytes)?;
-                out.flush()
+                let n = out.write(bytes)?;
+                out.flush()?;
+                Ok(n)
             }
-            Out::File(_, file) => file.write_all(bytes),
+            Out::File(_, file) => file.write(bytes),
         }
     }
+}
+
+/// Returns as many of these lines as fit into `most` bytes, and one at least.
+fn lines_within(lines: &[u8], most: usize) -> &[u8] {
+    if lines.len() <= most {
+        return lines;
+    }
+    let last = lines[..most].iter().rposition(|b| *b == b'\n');
+    let end = last.or_else(|| lines.iter().position(|b| *b == b'\n'));
+    end.map_or(lines, |end| &lines[..=end])
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use crate::access::Denied;
 use longsplice_engine::EndReason;
 
 fn record() -> Record {
-    let mut r = Record::new("socks5", "192.0.2.1:1000".parse().unwrap());
+    let mut r =
+        Record::new("socks5", "192.0.2.9:1080".parse::<SocketAddr>().unwrap(), "192.0.2.1:1000".parse().unwrap());
     r.time = "2025-03-01T12:00:00.000Z".into();
     r.server = Some("[2001:db8::1]:443".parse().unwrap());
     r.target = Some("example.org:443".into());
@@ -22,7 +23,7 @@ fn record() -> Record {
 fn text() {
     assert_eq!(
         record().line(LogFormat::Text),
-        "2025-03-01T12:00:00.000Z id=7 listener=socks5 client=192.0.2.1:1000 server=[2001:db8::1]:443 \
+        "2025-03-01T12:00:00.000Z id=7 listener=socks5 listen=192.0.2.9:1080 client=192.0.2.1:1000 server=[2001:db8::1]:443 \
          target=example.org:443 user=ann how=server-reset bytes_up=10 bytes_down=20 spliced_up=3 spliced_down=4 \
          splices=1 refusal=drain-timeout duration_ms=100\n"
     );
@@ -39,7 +40,8 @@ fn json() {
 
 #[test]
 fn rejected_requests_and_hostile_values() {
-    let mut r = Record::new("socks5", "192.0.2.1:1000".parse().unwrap());
+    let mut r =
+        Record::new("socks5", "192.0.2.9:1080".parse::<SocketAddr>().unwrap(), "192.0.2.1:1000".parse().unwrap());
     r.fault(&Fault::Denied(Denied::Guarded("loopback")));
     let line = r.line(LogFormat::Text);
     assert!(line.contains("id=- ") && line.contains("how=denied ") && line.contains("user=- "), "{line}");
@@ -62,6 +64,98 @@ fn words_are_those_of_the_engine() {
     ] {
         assert_eq!(serde_json::to_value(how).unwrap(), how.as_str());
     }
+}
+
+#[test]
+fn the_page_describes_every_field_and_word() {
+    let page = include_str!("../../../docs/access-log.md");
+    let names = |row: &str| row.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let cells = page.lines().filter(|l| l.starts_with("| `")).flat_map(|l| names(l.split('|').nth(1).unwrap()));
+    let described: std::collections::BTreeSet<String> = cells.collect();
+    let mut whole = record();
+    (whole.route, whole.method, whole.uri) = (Some("1:a".into()), Some("GET".into()), Some("/".into()));
+    (whole.status, whole.reply_rule, whole.cache) = (Some(200), Some("1:deny".into()), Some("hit"));
+    let json: serde_json::Value = serde_json::from_str(&whole.line(LogFormat::Json)).unwrap();
+    let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
+    let text = whole.line(LogFormat::Text);
+    assert!(words.iter().filter(|w| *w != "time").all(|w| text.contains(&format!(" {w}="))), "{text}");
+    for how in [
+        EndReason::Closed,
+        EndReason::ClientReset,
+        EndReason::ServerReset,
+        EndReason::Idle,
+        EndReason::Stopped,
+        EndReason::Left,
+        EndReason::MessageRelayed,
+    ] {
+        words.push(how.as_str().into());
+    }
+    let io = || io::Error::other("test");
+    let step = crate::fault::Step::Connect;
+    for fault in [
+        Fault::BadRequest(String::new()),
+        Fault::AuthFailed { user: None, why: "" },
+        Fault::Denied(Denied::Loop),
+        Fault::NoAddress(io()),
+        Fault::Unreachable(io()),
+        Fault::BadReply(String::new()),
+        Fault::NoRoute(String::new()),
+        Fault::NoServer(String::new()),
+        Fault::Timeout(step),
+    ] {
+        words.push(fault.how().into());
+    }
+    words.extend(["damaged".into(), "path".into()]); // of replies in the cache, and of flows that were measured
+    assert_eq!(words.into_iter().collect::<std::collections::BTreeSet<_>>(), described);
+}
+
+#[test]
+fn a_fifo_needs_a_reader_and_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fifo");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let config = LogConfig { format: LogFormat::Text, to: LogTarget::File(path.clone()) };
+    let e = AccessLog::open(&config).unwrap_err().to_string();
+    assert!(e.contains("a FIFO that nobody reads"), "{e}");
+    let mut reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+    let log = AccessLog::open(&config).unwrap();
+    log.write(record());
+    assert!(log.flush(Duration::from_secs(5)));
+    let mut line = [0; 4096];
+    let n = io::Read::read(&mut reader, &mut line).unwrap();
+    assert!(line[..n].ends_with(b"duration_ms=100\n"));
+}
+
+/// A pipe takes 64 KB. Of what it does not take, the number is known.
+#[test]
+fn what_is_not_written_is_counted_line_by_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fifo");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::File(path) }).unwrap();
+    let all = 2000;
+    (0..all).for_each(|_| log.write(record()));
+    assert!(!log.flush(Duration::from_millis(200)));
+    let (waiting, mut seen) = (log.waiting(), Vec::new());
+    assert!(waiting > 0 && waiting < all, "{waiting}");
+    // the rest is written as it is read
+    let mut part = [0; 65536];
+    while !log.flush(Duration::from_millis(1)) {
+        if let Ok(n) = io::Read::read(&mut reader, &mut part) {
+            seen.extend_from_slice(&part[..n]);
+        }
+    }
+    while let Ok(n @ 1..) = io::Read::read(&mut reader, &mut part) {
+        seen.extend_from_slice(&part[..n]);
+    }
+    let lines = seen.iter().filter(|b| **b == b'\n').count() as u64;
+    assert_eq!((lines, log.waiting(), log.dropped()), (all, 0, 0));
+    // nobody reads any more
+    drop(reader);
+    log.write(record());
+    assert!(log.flush(Duration::from_secs(5)));
+    assert_eq!((log.waiting(), log.dropped()), (0, 1));
 }
 
 #[test]

@@ -140,7 +140,12 @@ fn texts() {
     for text in ["0", "2-1", "x", "1-", "65536", "0-5", ""] {
         assert_eq!(text.parse::<PortRange>(), Err(PatternError::Ports), "{text}");
     }
-    assert_eq!("10.9.9.9/8".parse::<Prefix>().unwrap().0.to_string(), "10.0.0.0/8");
+    for (text, net) in
+        [("10.9.9.9/8", "10.0.0.0/8"), ("::ffff:10.0.0.1/104", "10.0.0.0/8"), ("fe80::1/64", "fe80::/64")]
+    {
+        assert_eq!(text.parse::<Prefix>(), Err(PatternError::HostBits(net.parse().unwrap())), "{text}");
+        assert_eq!(text.parse::<Pattern>(), Err(PatternError::HostBits(net.parse().unwrap())), "{text}");
+    }
     assert_eq!("::ffff:10.0.0.0/104".parse::<Prefix>().unwrap().0.to_string(), "10.0.0.0/8");
     assert_eq!("10.0.0.0/33".parse::<Prefix>(), Err(PatternError::Prefix));
     assert_eq!("*.Example.Org".parse(), Ok(Pattern::Below("example.org".into())));
@@ -242,7 +247,7 @@ fn none_is_left_out_that_matches() {
                         };
                         let fits = |rule: &&Rule| {
                             let there = if known {
-                                rule.denies(&host, ip) || rule.allows(&host, ip, false)
+                                rule.denies(&host, ip) || rule.allows(&host, ip, None)
                             } else {
                                 by_name(rule)
                             };

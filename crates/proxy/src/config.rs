@@ -25,6 +25,7 @@ use crate::{
     plug::{self, Plug},
     proxy_protocol::ProxyProtocol,
     routes::Route,
+    secrets::is_trusted,
     target::Target,
     tpot::Asking,
     users::Users,
@@ -34,9 +35,13 @@ pub use longsplice_http::forward::Forwarded;
 use pool::PoolConfig;
 use serde::Deserialize;
 use std::{
-    fmt, io,
+    fmt,
+    fs::File,
+    io::{self, Read},
     net::SocketAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    string::FromUtf8Error,
     sync::Arc,
 };
 use tls::Tls;
@@ -62,6 +67,29 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Whether spliced flows continue when the program stops.
     pub leave_flows_on_stop: bool,
+    /// Whether the file holds passwords that are not hashes.
+    has_passwords: bool,
+    /// What works but is hardly meant, each with its place.
+    pub warnings: Vec<String>,
+    /// Where the values stand that are tried at the start.
+    pub places: Places,
+}
+
+/// Where values stand in the file.
+#[derive(Debug, Clone, Default)]
+pub struct Places(Vec<(String, String)>);
+
+impl Places {
+    /// Returns the place of a value for the beginning of a message: `FILE:LINE:COLUMN: `, or nothing if it is not in the file.
+    pub fn of(&self, value: impl fmt::Display) -> String {
+        let value = value.to_string();
+        let place = self.0.iter().find(|(known, _)| *known == value);
+        place.map_or_else(String::new, |(_, place)| format!("{place}: "))
+    }
+
+    fn add(&mut self, value: impl fmt::Display, place: String) {
+        self.0.push((value.to_string(), place));
+    }
 }
 
 /// Behaviour if the data path is not available.
@@ -252,17 +280,30 @@ impl ListenerConfig {
             Protocol::Tls(tls) => tls.forwards(),
             Protocol::Plug { .. } | Protocol::Transparent => false,
         };
+        let rules = Rules::new(Vec::new(), guarded);
+        let intercepts = protocol == Protocol::Tpot;
         ListenerConfig {
             listen,
-            intercepts: protocol == Protocol::Tpot,
+            intercepts,
             handshake: TpotHandshake::Basic,
             protocol,
-            rules: Rules::new(Vec::new(), guarded),
+            rules: if intercepts { rules.for_intercepted() } else { rules },
             policy: Policy::default(),
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
             tap: None,
         }
+    }
+
+    /// Returns the names of the pools that its routes lead to.
+    fn pools(&self) -> impl Iterator<Item = &String> {
+        let routes = if let Protocol::Http(http) = &self.protocol { &http.routes[..] } else { &[] };
+        routes.iter().map(|route| &route.pool)
+    }
+
+    /// Returns whether it has a listening socket.
+    pub(crate) fn binds(&self) -> bool {
+        self.protocol != Protocol::Transparent && !self.intercepts
     }
 
     /// Returns the target with which clients shake hands themselves, if they do.
@@ -276,6 +317,17 @@ impl ListenerConfig {
     /// Returns whether clients and servers shake hands with each other. That needs raw sockets.
     pub fn is_between_hosts(&self) -> bool {
         self.protocol == Protocol::Transparent || self.end_to_end().is_some()
+    }
+
+    /// Returns the target of a plug.
+    pub(crate) fn plug(&self) -> Option<&Target> {
+        if let Protocol::Plug { target, .. } = &self.protocol { Some(target) } else { None }
+    }
+
+    /// Returns the targets that the configuration names, without those of pools.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
+        let routes = if let Protocol::Tls(tls) = &self.protocol { &tls.routes[..] } else { &[] };
+        self.plug().into_iter().chain(routes.iter().filter_map(|route| route.target.as_ref()))
     }
 
     /// Returns whether the first data of connections is held until they are spliced: their hosts shake hands with each other,
@@ -316,8 +368,22 @@ impl Config {
     /// Reads a TOML file and the users files it names.
     pub fn from_file(file: &Path) -> Result<Config, ConfigError> {
         let read = |source| ConfigError::Read { file: file.into(), source };
-        let text = std::fs::read_to_string(file).map_err(read)?;
-        Config::from_toml(&text, file)
+        let mut open = File::open(file).map_err(read)?;
+        let of = open.metadata().map_err(read)?;
+        let mut bytes = Vec::new();
+        open.read_to_end(&mut bytes).map_err(read)?;
+        let text = String::from_utf8(bytes).map_err(|e| not_utf8(&e, file))?;
+        let mut config = Config::from_toml(&text, file)?;
+        if config.has_passwords {
+            let name = file.display();
+            if of.mode() & 0o077 != 0 {
+                config.warnings.push(format!("{name} holds passwords, and others may read or write it: chmod 600 it"));
+            }
+            if !is_trusted(of.uid()) {
+                config.warnings.push(format!("{name} holds passwords, and belongs to another user: chown it"));
+            }
+        }
+        Ok(config)
     }
 
     /// Reads TOML. `file` is its name in errors; relative paths start at its directory.
@@ -363,16 +429,23 @@ impl Config {
     }
 
     fn add(&mut self, option: &'static str, value: &str, listener: ListenerConfig) -> Result<(), ConfigError> {
-        if self.listens_on(listener.listen) {
-            return Err(wrong_argument(option, value, &Twice(listener.listen)));
+        if let Some(other) = self.collision(&listener) {
+            return Err(wrong_argument(option, value, &Twice(other)));
         }
         self.listeners.push(listener);
         Ok(())
     }
 
-    /// Whether a listener has this address. Port 0 never counts, because it is a different port each time.
-    fn listens_on(&self, addr: SocketAddr) -> bool {
-        addr.port() != 0 && self.listeners.iter().any(|l| l.listen == addr)
+    /// Returns the address of the listener that would get the connections of a new one. All addresses of a host include each one,
+    /// except for listeners without a socket. Port 0 never counts, because it is a different port each time.
+    fn collision(&self, new: &ListenerConfig) -> Option<SocketAddr> {
+        let (addr, binds) = (new.listen, new.binds());
+        let includes = |l: &ListenerConfig| {
+            let any = l.listen.ip().is_unspecified() || addr.ip().is_unspecified();
+            l.listen == addr || (binds && l.binds() && any && l.listen.is_ipv4() == addr.is_ipv4())
+        };
+        let all = self.listeners.iter().filter(|l| l.listen.port() == addr.port() && addr.port() != 0);
+        all.map(|l| includes(l).then_some(l.listen)).find(Option::is_some).flatten()
     }
 }
 
@@ -381,7 +454,18 @@ struct Twice(SocketAddr);
 
 impl fmt::Display for Twice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "another listener has {} already: remove one or change its address", self.0)
+        write!(f, "another listener has {} already: remove one, or change its address or port", self.0)
+    }
+}
+
+fn not_utf8(e: &FromUtf8Error, file: &Path) -> ConfigError {
+    let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+    let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+    ConfigError::Wrong {
+        file: file.into(),
+        line: before.iter().filter(|b| **b == b'\n').count() + 1,
+        column: String::from_utf8_lossy(&before[line_start..]).chars().count() + 1,
+        message: "not UTF-8: save the file in this encoding".into(),
     }
 }
 
@@ -389,5 +473,7 @@ fn wrong_argument(option: &'static str, value: &str, e: &dyn fmt::Display) -> Co
     ConfigError::Argument { option, value: value.into(), message: e.to_string() }
 }
 
+#[cfg(test)]
+mod judged_tests;
 #[cfg(test)]
 mod tests;

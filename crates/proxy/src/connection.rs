@@ -31,7 +31,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
     let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake);
     let header = unless_stopped(&live, header).await;
-    let mut record = Record::new(listener.protocol.name(), client.source());
+    let mut record = Record::new(listener.protocol.name(), listener.listen, client.source());
     let Some(header) = header else { return stop((live, started), client, record) };
     if let Err(fault) = header {
         live.shared.counters.fault(&fault);
@@ -113,7 +113,8 @@ async fn handshake(
 /// Serves a connection whose hosts have shaken hands with each other. The target
 /// is that of the plug, or the original destination of a transparent connection.
 pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, server: Leg) {
-    let mut record = Record::new(front.listener.protocol.name(), client.source());
+    let listener = &front.listener;
+    let mut record = Record::new(listener.protocol.name(), listener.listen, client.source());
     record.target = Some(match &front.listener.protocol {
         Protocol::Plug { target, .. } => target.to_string(),
         _ => server.remote().to_string(),

@@ -6,6 +6,7 @@ use crate::{
     config::{ListenerConfig, Protocol},
     counters::Counters,
     limits::{Counted, Full, Slot},
+    own::Listening,
     pool::{Pool, Upkeep},
     resolve::Resolver,
     tap_dir::TapDir,
@@ -24,6 +25,8 @@ use tokio::sync::watch;
 pub(crate) struct Shared {
     pub(crate) splicer: Splicer,
     pub(crate) resolver: Resolver,
+    /// Listening sockets.
+    pub(crate) listening: Listening,
     pub(crate) log: AccessLog,
     pub(crate) counters: Arc<Counters>,
     /// Pools by name.

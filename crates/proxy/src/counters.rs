@@ -44,9 +44,11 @@ macro_rules! counters {
             pub conntrack_renewed: u64,
             /// Conntrack entries that the kernel refused to renew or create.
             pub conntrack_failed: u64,
+            /// Connections that took the last known addresses of a name, because a look-up had failed or took too long.
+            pub names_stale: u64,
             /// Lines of the access log that were lost.
             pub log_lines_dropped: u64,
-            /// Bytes that taps have passed to their files.
+            /// Bytes that taps have written to their files.
             pub tap_bytes: u64,
             /// Bytes that passed taps and are known to be missing in the files.
             pub tap_gap_bytes: u64,

@@ -2,13 +2,13 @@
 //! each a little after the one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
 
 use crate::{
-    access::{Rules, Subject},
+    access::{Denied, Rules, Subject},
+    config::ListenerConfig,
+    context::Shared,
     fault::{Fault, Step},
-    limits::Limits,
-    resolve::Resolver,
     target::Target,
 };
-use longsplice_engine::{Leg, Splicer};
+use longsplice_engine::Leg;
 use std::{
     future::{Future, poll_fn},
     io,
@@ -22,23 +22,30 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// Connection Attempt Delay (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Connects to `target` on behalf of `client`, if `rules` allow the request. `at`: the address, where it is not the resolver that
-/// knows it.
+/// Connects to `target` on behalf of `client`, if `rules` allow the request and it does not lead back to the listener. `at`: the
+/// address, where it is not the resolver that knows it.
 pub(crate) async fn dial(
-    splicer: &Splicer,
-    resolver: &Resolver,
-    (rules, limits): (&Rules, &Limits),
+    shared: &Shared,
+    listener: &ListenerConfig,
+    rules: &Rules,
     client: &Leg,
     subject: &Subject<'_>,
     (target, at): (&Target, Option<SocketAddr>),
 ) -> Result<Leg, Fault> {
+    let (splicer, resolver, limits) = (&shared.splicer, &shared.resolver, &listener.limits);
     rules.check_name(subject, target).map_err(Fault::Denied)?;
     let mut denied = None;
     let mut addresses = match at {
         Some(at) => vec![at],
         None => resolver.resolve(target, limits.resolve).await?,
     };
-    addresses.retain(|a| match rules.check(subject, target, *a) {
+    // What is intercepted has no listening socket to come back to.
+    let leads_back = |to| at.is_none() && shared.listening.leads_back(listener.listen, to, |t| resolver.known(t));
+    let check = |a| match rules.check(subject, target, a) {
+        Ok(()) if leads_back(a) => Err(Denied::Loop),
+        checked => checked,
+    };
+    addresses.retain(|a| match check(*a) {
         Ok(()) => true,
         Err(why) => {
             denied.get_or_insert(why);
@@ -50,8 +57,11 @@ pub(crate) async fn dial(
         return Err(Fault::Denied(why));
     }
     let connecting = first_of(&addresses, STAGGER, |a| splicer.connect(a, client));
-    let connected = timeout(limits.connect, connecting).await.map_err(|_| Fault::Timeout(Step::Connect))?;
-    connected.map_err(Fault::Unreachable)
+    let connected = timeout(limits.connect, connecting).await;
+    if !matches!(connected, Ok(Ok(_))) {
+        resolver.doubt(target);
+    }
+    connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)
 }
 
 /// Returns the first connection that is established. The next address is tried when `stagger`

@@ -61,6 +61,11 @@ impl HandshakeBuffer {
         }
     }
 
+    /// Returns the bytes that are not used yet.
+    pub(crate) fn seen(&self) -> &[u8] {
+        &self.buffer
+    }
+
     /// Returns the bytes that were read after the last message.
     pub(crate) fn rest(self) -> Bytes {
         self.buffer.freeze()

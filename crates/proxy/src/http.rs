@@ -130,7 +130,7 @@ impl Row<'_> {
     }
 
     fn record(&self) -> Record {
-        Record::new(self.front.listener.protocol.name(), self.client.leg.source())
+        Record::new(self.front.listener.protocol.name(), self.front.listener.listen, self.client.leg.source())
     }
 
     /// Serves one request after the other.
@@ -145,6 +145,7 @@ impl Row<'_> {
                     self.pending = Some((started, request.method.clone()));
                     let mut record = self.record();
                     record.method = Some(request.method.clone());
+                    record.uri = path_of(&request);
                     let next = self.serve(&request, record, started).await;
                     self.pending = None;
                     next
@@ -313,6 +314,19 @@ impl Row<'_> {
 /// Refuses TRACE: its reply would disclose all fields, including cookies, to a script that made the client send it.
 fn no_trace(request: &Request) -> Result<(), (Fault, u16)> {
     if request.method == "TRACE" { Err((Fault::BadRequest("TRACE is not passed on".into()), 501)) } else { Ok(()) }
+}
+
+/// Returns the path of a request for the log, without the query.
+fn path_of(request: &Request) -> Option<String> {
+    /// More does not help to tell requests apart, and lines wait in memory.
+    const MOST: usize = 1024;
+    let whole = match &request.form {
+        Form::Origin(path) | Form::Absolute(_, path) => path,
+        Form::Asterisk => "*",
+        Form::Authority(_) => return None,
+    };
+    let path = whole.split_once('?').map_or(whole, |(path, _)| path);
+    Some(path.char_indices().take_while(|(at, _)| *at < MOST).map(|(_, c)| c).collect())
 }
 
 fn wrong(wrong: Wrong) -> (Fault, u16) {

@@ -1,12 +1,8 @@
 //! Files of keys: what proxies share with the hosts whose connections they may intercept.
 
+use crate::secrets::{self, Secret, SecretError};
 use longsplice_engine::{TPOT_KEYS, TpotKey};
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// Length of a key in hexadecimal digits: 128 bits.
 const DIGITS: usize = 32;
@@ -14,20 +10,9 @@ const DIGITS: usize = 32;
 /// Reason why a file of keys is refused. None of them tells a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// The file cannot be read.
-    #[error("cannot read {}: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// Its mode lets others than its owner read or write it.
-    #[error("{} holds keys, and others may read or write it: chmod 600 it", file.display())]
-    Mode {
-        /// The file.
-        file: PathBuf,
-    },
+    /// The file cannot be read, or is not for its owner alone.
+    #[error(transparent)]
+    File(#[from] SecretError),
     /// A line is no key.
     #[error("{}:{line}:{column}: {mistake}", file.display())]
     Line {
@@ -69,9 +54,9 @@ pub enum KeyMistake {
 /// file must be for its owner alone.
 pub fn read_keys(file: &Path) -> Result<Vec<TpotKey>, KeyFileError> {
     let path = || file.to_owned();
-    let (text, mode) = read_with_mode(file).map_err(|source| KeyFileError::Read { file: path(), source })?;
-    if mode & 0o077 != 0 {
-        return Err(KeyFileError::Mode { file: path() });
+    let Secret { text, exposed } = secrets::read(file)?;
+    if exposed {
+        return Err(SecretError::Mode { file: path() }.into());
     }
     let wrong = |(line, column, mistake)| KeyFileError::Line { file: path(), line, column, mistake };
     let keys = parse(&text).map_err(wrong)?;
@@ -103,17 +88,10 @@ fn key(line: &str) -> Result<TpotKey, (usize, KeyMistake)> {
     Ok(TpotKey(std::array::from_fn(|i| (digits[2 * i] << 4 | digits[2 * i + 1]) as u8)))
 }
 
-/// Returns the contents of a file, and its mode.
-pub(crate) fn read_with_mode(path: &Path) -> io::Result<(String, u32)> {
-    let file = File::open(path)?;
-    let mode = file.metadata()?.permissions().mode();
-    Ok((io::read_to_string(file)?, mode))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     const ONE: &str = "000102030405060708090a0b0c0d0e0f";
     const TWO: &str = "FFeeddccbbaa99887766554433221100";

@@ -57,8 +57,7 @@ pub(crate) async fn connect_under(
     target: &Target,
 ) -> Result<Leg, Fault> {
     let at = listener.intercepts.then(|| client.local());
-    let mut server =
-        dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, subject, (target, at)).await?;
+    let mut server = dial(shared, listener, rules, client, subject, (target, at)).await?;
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),
         Err(e) => {
@@ -76,11 +75,12 @@ pub(crate) fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready:
     let route = record.route.map(String::into_boxed_str);
     let listener = record.listener;
     let target = exact(record.target.unwrap_or_default());
-    let info = FlowInfo::new(listener, target).with_user(record.user.map(exact));
+    let listen = record.listen;
+    let info = FlowInfo::new(listener, target).with_user(record.user.map(exact)).with_listen(listen);
     shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
         let Relayed { live, started, lease } = relayed;
         drop(lease);
-        let mut record = Record::new(listener, ended.client);
+        let mut record = Record::new(listener, info.listen, ended.client);
         record.server = Some(ended.server);
         record.target = Some(info.target.clone());
         record.user.clone_from(&info.user);

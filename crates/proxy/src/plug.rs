@@ -3,21 +3,14 @@
 
 use crate::{
     access::Subject,
+    complaints::Complaints,
     config::ListenerConfig,
     context::Shared,
-    resolve::Resolver,
-    target::{Host, Target, TargetError},
+    fault::{Fault, Step},
+    target::{Target, TargetError},
 };
 use longsplice_engine::{EndToEndListener, Listener};
-use std::{
-    net::SocketAddr,
-    str::FromStr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
-
-/// Time after which a target's name is looked up again. The resolver does not tell how long an answer is valid.
-const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
+use std::{io, net::SocketAddr, str::FromStr};
 
 /// A plug, written `ADDR:PORT=HOST:PORT` as the value of `--plug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,55 +57,28 @@ impl FromStr for Plug {
     }
 }
 
-/// The addresses of a target. The thread that handles SYNs reads them, since it must not wait for the resolver.
-#[derive(Clone, Debug, Default)]
-struct Addresses(Arc<Mutex<Vec<SocketAddr>>>);
-
-impl Addresses {
-    fn get(&self) -> Vec<SocketAddr> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, addresses: Vec<SocketAddr>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
-    }
-
-    /// Looks the name up again and again. While that fails, clients are left to the proxy, which reports the failure.
-    async fn follow(self, resolver: Resolver, target: Target, limit: Duration) {
-        loop {
-            self.set(resolver.resolve(&target, limit).await.unwrap_or_default());
-            tokio::time::sleep(LOOK_UP_EVERY).await;
-        }
-    }
-}
-
-/// Lets the clients of a plug shake hands with its target, if it is configured and possible. Returns the connections, and
-/// the work of following the target's name, if it has one. A client that the rules deny, or whose address family the target
-/// does not have, is left to `listening`.
-pub(crate) fn end_to_end(
-    shared: &Shared,
-    listener: &ListenerConfig,
-    listening: &Listener,
-) -> Option<(EndToEndListener, Option<impl Future<Output = ()> + Send + use<>>)> {
+/// Lets the clients of a plug shake hands with its target, if it is configured and possible. Returns the connections. A client
+/// that the rules deny, or whose address family the target does not have, is left to `listening`.
+pub(crate) fn end_to_end(shared: &Shared, listener: &ListenerConfig, listening: &Listener) -> Option<EndToEndListener> {
     let target = listener.end_to_end()?.clone();
-    let (addresses, rules) = (Addresses::default(), listener.rules.clone());
-    let follow = match &target.host {
-        Host::Ip(ip) => {
-            addresses.set(vec![SocketAddr::new(*ip, target.port)]);
-            None
-        }
-        Host::Name(_) => {
-            Some(addresses.clone().follow(shared.resolver.clone(), target.clone(), listener.limits.resolve))
-        }
+    // There is no line in the access log: the client has not proved its address yet.
+    let (counters, complaints, of) = (shared.counters.clone(), Complaints::default(), target.clone());
+    let lost = move |client: SocketAddr, server: SocketAddr, error: io::Error| {
+        let late = error.kind() == io::ErrorKind::TimedOut;
+        let fault = if late { Fault::Timeout(Step::Connect) } else { Fault::Unreachable(error) };
+        counters.fault(&fault);
+        complaints.tell(&format!("the target {of} of a plug is not reached by {client} at {server}: {fault}"));
     };
+    let (resolver, rules) = (shared.resolver.clone(), listener.rules.clone());
+    // The thread that handles SYNs runs this, and must not wait for the resolver: the name is followed.
     let choose = move |client: SocketAddr| {
         let subject = Subject::by(client.ip());
         rules.check_name(&subject, &target).ok()?;
         let fits = |a: &SocketAddr| a.is_ipv4() == client.is_ipv4() && rules.check(&subject, &target, *a).is_ok();
-        addresses.get().into_iter().find(fits)
+        resolver.known(&target).into_iter().find(fits)
     };
-    match shared.splicer.end_to_end(listening, choose) {
-        Ok(pairs) => Some((pairs, follow)),
+    match shared.splicer.end_to_end(listening, choose, lost) {
+        Ok(pairs) => Some(pairs),
         Err(error) => {
             tracing::warn!("the proxy answers the clients of {} itself, not the target: {error}", listener.listen);
             None

@@ -67,6 +67,17 @@ pub enum HeaderError {
     V2(String),
 }
 
+/// Says so if a request cannot be read because it begins with a header that is not expected. `seen`: what has arrived of it.
+pub(crate) fn explained(seen: &[u8], fault: Fault) -> Fault {
+    let begins = |with: &[u8]| seen.starts_with(with) || (seen.len() > 4 && with.starts_with(seen));
+    match fault {
+        Fault::BadRequest(why) if begins(v2::PROTOCOL_PREFIX) || begins(b"PROXY ") => Fault::BadRequest(format!(
+            "a PROXY header from an address that `from` of proxy_protocol does not name ({why})"
+        )),
+        fault => fault,
+    }
+}
+
 /// Parses a header. Returns the addresses and the length of the header; `None` if it is incomplete. Without [`Ends`],
 /// the proxy opened the connection for itself, or has no usable addresses: LOCAL, UNKNOWN, UNSPEC and UNIX.
 pub fn parse(input: &[u8]) -> Result<Option<(Option<Ends>, usize)>, HeaderError> {

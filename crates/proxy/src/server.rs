@@ -4,26 +4,29 @@ use crate::{
     access::Subject,
     access_log::{AccessLog, LogTarget, Record},
     cache::{Cache, CacheValues},
-    config::{Config, Http, ListenerConfig, Protocol},
+    complaints::Complaints,
+    config::{Config, Http, ListenerConfig, Places, Protocol, pool::PoolConfig},
     connection,
     context::{Front, Live, Shared},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
+    own::{Listening, is_own},
     plug,
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
+    target::{Host, Target},
     tpot,
     workers::Workers,
 };
 use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, OpenError, SpliceWhen, Splicer, Tally, Tpot};
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     net::SocketAddr,
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     runtime::Handle,
@@ -34,8 +37,6 @@ use tokio::{
 
 /// Initial and maximum pause of accepting when descriptors have run out; the pause is doubled each time.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// Minimum time between two messages about refused clients.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 /// Time for which [`Server::drain`] waits for the last log lines, tap files and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -72,6 +73,14 @@ pub enum StartError {
         /// Error of the system.
         source: io::Error,
     },
+    /// A value of the configuration file cannot be used.
+    #[error("{place}{error}")]
+    Placed {
+        /// `FILE:LINE:COLUMN: `.
+        place: String,
+        /// The error.
+        error: Box<StartError>,
+    },
     /// Taps cannot be written.
     #[error("cannot write taps into {}: {source}; name a directory that can be written", dir.display())]
     Tap {
@@ -88,6 +97,26 @@ pub enum StartError {
         /// Error of the system.
         source: io::Error,
     },
+}
+
+impl StartError {
+    /// Returns the value in the configuration that cannot be used.
+    fn value(&self) -> Option<String> {
+        match self {
+            StartError::Listen { addr, .. } => Some(addr.to_string()),
+            StartError::AccessLog { to: LogTarget::File(path), .. } => Some(path.display().to_string()),
+            StartError::Tap { dir, .. } | StartError::Cache { dir, .. } => Some(dir.display().to_string()),
+            _ => None,
+        }
+    }
+
+    /// Adds the place of the value in the file.
+    fn at(self, places: &Places) -> StartError {
+        match self.value().map(|value| places.of(value)) {
+            Some(place) if !place.is_empty() => StartError::Placed { place, error: Box::new(self) },
+            _ => self,
+        }
+    }
 }
 
 fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
@@ -128,12 +157,17 @@ pub struct Prepared {
 impl Prepared {
     /// Binds all listeners, and opens the log, tap directories and caches. Fails if any of them cannot be had.
     pub fn new(config: Config) -> Result<Prepared, StartError> {
+        let places = config.places.clone();
+        Prepared::open(config).map_err(|e| e.at(&places))
+    }
+
+    fn open(config: Config) -> Result<Prepared, StartError> {
         if config.listeners.is_empty() {
             return Err(StartError::NoListener);
         }
+        tpot::check(&config)?;
         let bind = |l: &ListenerConfig| {
-            let own = l.protocol != Protocol::Transparent && !l.intercepts;
-            own.then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
+            l.binds().then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
         };
         let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
         let log = AccessLog::open(&config.log)
@@ -167,7 +201,7 @@ impl Prepared {
         let loads = workers.loads();
         let tpot = tpot::open(&config)?;
         let mut bound = Vec::new();
-        for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
+        for (number, (mut listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
             let failed = cannot_listen(listener.listen);
             let (socket, addr) = if let Some(socket) = socket {
                 let splicer = splicer.clone();
@@ -193,12 +227,14 @@ impl Prepared {
                 let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
                 (Bound::Foreign(socket), listener.listen)
             };
+            listener.listen = addr;
             bound.push((socket, addr, listener));
         }
         let stop = watch::Sender::new(false);
         let shared = Arc::new(Shared {
             splicer,
             resolver: Resolver::default(),
+            listening: listening(&bound),
             log,
             counters: Arc::default(),
             pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
@@ -213,7 +249,7 @@ impl Prepared {
         let of_earlier = Arc::downgrade(&shared);
         shared.splicer.on_recovered_end(move |ended| {
             if let Some(shared) = of_earlier.upgrade() {
-                let mut record = Record::new("recovered", ended.client);
+                let mut record = Record::new("recovered", None, ended.client);
                 record.ended(&ended);
                 (record.server, record.target) = (Some(ended.server), Some(ended.server.to_string()));
                 record.duration_ms = ended.duration_ms;
@@ -224,6 +260,9 @@ impl Prepared {
         let runtime = server.shared.loads.runtime(0);
         server.tasks.extend(server.tpot.as_ref().map(|tpot| runtime.spawn(tpot::tend(Arc::downgrade(tpot)))));
         let upkeep = server.shared.upkeep();
+        for name in names(server.shared.pools.values().map(|p| &p.config), bound.iter().map(|(_, _, l)| l)) {
+            server.tasks.push(runtime.spawn(server.shared.resolver.clone().follow(name)));
+        }
         for pool in server.shared.pools.values() {
             server.tasks.extend(pool.tend(&upkeep));
         }
@@ -250,11 +289,10 @@ impl Prepared {
                 let _entered = runtime.enter(); // it accepts there
                 tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
             }
-            if let Some((pairs, follow)) = pairs {
+            if let Some(pairs) = pairs {
                 let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());
                 hold_first_data(&front.listener, &pairs);
                 server.tasks.push(runtime.spawn(accept_pairs(shared, front, (pairs, number), stop)));
-                server.tasks.extend(follow.map(|follow| runtime.spawn(follow)));
             }
             server.tasks.push(match socket {
                 Bound::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
@@ -309,6 +347,11 @@ impl Server {
         *self.shared.live.borrow()
     }
 
+    /// Returns the number of lines of the access log that are not written yet. They are lost if the program ends.
+    pub fn unwritten_lines(&self) -> u64 {
+        self.shared.log.waiting()
+    }
+
     /// Reopens the access log after a rotation.
     pub fn reopen_log(&self) {
         self.shared.log.reopen();
@@ -335,6 +378,7 @@ impl Server {
             path_stranded: paths.stranded,
             conntrack_renewed: conntrack.renewed,
             conntrack_failed: conntrack.failed,
+            names_stale: self.shared.resolver.stale(),
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),
@@ -363,6 +407,17 @@ impl Drop for Server {
     }
 }
 
+/// Returns the names of servers in the configuration.
+fn names<'a>(
+    pools: impl Iterator<Item = &'a PoolConfig>,
+    listeners: impl Iterator<Item = &'a ListenerConfig>,
+) -> BTreeSet<String> {
+    let of_pools = pools.flat_map(|pool| pool.servers.iter().map(|s| &s.target));
+    let targets = of_pools.chain(listeners.flat_map(ListenerConfig::targets));
+    let name = |target: &Target| if let Host::Name(name) = &target.host { Some(name.clone()) } else { None };
+    targets.filter_map(name).collect()
+}
+
 fn announce(addr: SocketAddr, listener: &ListenerConfig) {
     let protocol = &listener.protocol;
     match protocol {
@@ -383,8 +438,19 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Tls(_) => tracing::info!("tls on {addr}"),
+        Protocol::Transparent if !addr.ip().is_unspecified() && is_own(addr.ip()) => {
+            tracing::warn!(
+                "transparent on {addr}: this is an address of this machine, whose connections are not taken part in"
+            );
+        }
         Protocol::Transparent | Protocol::Tpot => tracing::info!("{} on {addr}", protocol.name()),
     }
+}
+
+/// Returns the listening sockets.
+fn listening(bound: &[(Bound, SocketAddr, ListenerConfig)]) -> Listening {
+    let own = bound.iter().filter(|(socket, _, l)| matches!(socket, Bound::Own(_)) && !l.intercepts);
+    Listening(own.map(|(_, addr, l)| (*addr, l.plug().cloned())).collect())
 }
 
 /// Source of connections.
@@ -401,7 +467,7 @@ async fn accept_all(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut wait = BACK_OFF.0;
-    let mut complained = None;
+    let complaints = Complaints::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -413,12 +479,12 @@ async fn accept_all(
                 wait = BACK_OFF.0;
                 let front_of = front.clone();
                 let serve = async move |live, [client]: [Leg; 1]| connection::serve(live, front_of, client).await;
-                admit(&shared, &front, ([client], number), &mut complained, serve);
+                admit(&shared, &front, ([client], number), &complaints, serve);
             }
             Err(e) if concerns_one_connection(&e) => {}
             Err(e) => {
                 Counters::add(&shared.counters.accept_errors);
-                complain(&mut complained, &format!("cannot accept on {}: {e}", front.listener.listen));
+                complaints.tell(&format!("cannot accept on {}: {e}", front.listener.listen));
                 // Only the end of another connection can help. Meanwhile, clients wait in the kernel's queue.
                 sleep(wait).await;
                 wait = BACK_OFF.1.min(wait * 2);
@@ -443,7 +509,7 @@ async fn accept_pairs(
     (mut socket, number): (EndToEndListener, usize),
     mut stop: watch::Receiver<bool>,
 ) {
-    let mut complained = None;
+    let complaints = Complaints::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -456,12 +522,12 @@ async fn accept_pairs(
                 let serve = async move |live, [client, server]: [Leg; 2]| {
                     connection::serve_end_to_end(live, &front_of, client, server);
                 };
-                admit(&shared, &front, ([client, server], number), &mut complained, serve);
+                admit(&shared, &front, ([client, server], number), &complaints, serve);
             }
             Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
             Err(e) => {
                 Counters::add(&shared.counters.accept_errors);
-                complain(&mut complained, &format!("a connection to {} is lost: {e}", front.listener.listen));
+                complaints.tell(&format!("a connection to {} is lost: {e}", front.listener.listen));
             }
         }
     }
@@ -472,7 +538,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     shared: &Arc<Shared>,
     front: &Front,
     (legs, awake): ([Leg; N], usize),
-    complained: &mut Option<Instant>,
+    complaints: &Complaints,
     serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
 ) {
     Counters::add(&shared.counters.accepted);
@@ -482,7 +548,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
         // No line in the access log: a flood must not displace the lines of served clients.
         Err(full) => {
             Counters::add(&shared.counters.over_limit);
-            complain(complained, &format!("{client} turned away: {full}"));
+            complaints.tell(&format!("{client} turned away: {full}"));
             for leg in legs {
                 leg.reset_at_close();
                 shared.splicer.discard(leg);
@@ -520,13 +586,6 @@ fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
 fn concerns_one_connection(e: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected, TimedOut};
     matches!(e.kind(), ConnectionAborted | ConnectionReset | Interrupted | NotConnected | TimedOut)
-}
-
-fn complain(last: &mut Option<Instant>, message: &str) {
-    if last.is_none_or(|t| t.elapsed() >= COMPLAIN_EVERY) {
-        tracing::warn!("{message}");
-        *last = Some(Instant::now());
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use crate::{
     fault::Fault,
     handshake_buffer::{HandshakeBuffer, HandshakeError},
-    socks4,
+    proxy_protocol, socks4,
     socks5::{self, Method, Reply},
     target::Target,
     users::Users,
@@ -46,7 +46,10 @@ pub(crate) async fn ask(
     match buffer.message(leg, peek).await.map_err(bad)? {
         socks5::VERSION => ask_v5(leg, buffer, users).await,
         socks4::VERSION => ask_v4(leg, buffer, users).await,
-        other => Err(Fault::BadRequest(format!("not SOCKS: first byte 0x{other:02x}"))),
+        other => {
+            let fault = Fault::BadRequest(format!("not SOCKS: first byte 0x{other:02x}"));
+            Err(proxy_protocol::explained(buffer.seen(), fault))
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! Until all of that is written, the name of the file ends in `.part`. It keeps that name if the gaps cannot be
 //! recorded because of a disk error, or if the program ends before: an incomplete file never looks complete.
 
-use longsplice_engine::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
+use longsplice_engine::{Piece, PieceKind, Tap, TapDirection, TapReader, Taps};
 use std::{
     collections::{HashMap, VecDeque},
     fs::{DirBuilder, File, OpenOptions},
@@ -43,6 +43,17 @@ struct Shared {
     /// Number of streams that have not ended.
     live: AtomicU64,
     errors: AtomicU64,
+    /// Bytes in the files, and bytes that the disk has refused or that exceed [`MAX_FILE`].
+    written: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Bytes in the files, missing there, and in doubt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts {
+    pub bytes: u64,
+    pub gaps: u64,
+    pub doubts: u64,
 }
 
 /// A directory for tap files.
@@ -71,6 +82,7 @@ impl TapDir {
             connections: HashMap::new(),
             open: VecDeque::new(),
             said: None,
+            failed_at: None,
         };
         thread::Builder::new().name("taps".into()).spawn(move || writer.run(&reader))?;
         Ok(TapDir { taps, shared, start, next: AtomicU64::new(1) })
@@ -85,8 +97,12 @@ impl TapDir {
         self.taps.tap(id)
     }
 
-    pub fn counts(&self) -> TapCounts {
-        self.taps.counts()
+    /// Returns the number of bytes in the files, of those that are missing there, and of those in doubt.
+    pub fn counts(&self) -> Counts {
+        let of = |count: &AtomicU64| count.load(Relaxed);
+        let passed = self.taps.counts();
+        let (bytes, gaps) = (of(&self.shared.written), passed.gaps + of(&self.shared.refused));
+        Counts { bytes, gaps, doubts: passed.doubts }
     }
 
     /// Returns the number of disk errors.
@@ -216,6 +232,8 @@ struct Writer {
     /// Open files in the order of their opening.
     open: VecDeque<(u64, TapDirection)>,
     said: Option<Instant>,
+    /// Value of `refused` when the disk began to refuse.
+    failed_at: Option<u64>,
 }
 
 impl Writer {
@@ -240,6 +258,13 @@ impl Writer {
                 let done = if room > 0 { s.bytes(at, &bytes[..room]) } else { Ok(()) };
                 let kept = if done.is_ok() { room } else { 0 };
                 s.skip(at + kept as u64, (bytes.len() - kept) as u64);
+                let before = self.shared.refused.fetch_add((bytes.len() - kept) as u64, Relaxed);
+                self.shared.written.fetch_add(kept as u64, Relaxed);
+                if done.is_err() {
+                    self.failed_at.get_or_insert(before);
+                } else if let Some(then) = self.failed_at.take_if(|_| kept > 0) {
+                    tracing::info!("taps are written again; {} bytes are missing", before - then);
+                }
                 done
             }
             PieceKind::Gap(length) => {
@@ -293,7 +318,14 @@ mod tests {
         for id in 0..OPEN_FILES as u64 + 10 {
             shared.names.lock().unwrap().insert(id, format!("n{id}"));
         }
-        Writer { dir: dir.into(), shared, connections: HashMap::new(), open: VecDeque::new(), said: None }
+        Writer {
+            dir: dir.into(),
+            shared,
+            connections: HashMap::new(),
+            open: VecDeque::new(),
+            said: None,
+            failed_at: None,
+        }
     }
 
     fn piece(tap: u64, way: TapDirection, at: u64, what: PieceKind) -> Piece {
@@ -372,6 +404,8 @@ mod tests {
         assert_eq!(std::fs::read(sub.join("n1-client")).unwrap(), b"\0\0\0def");
         assert_eq!(std::fs::read_to_string(sub.join("n1-client.gaps")).unwrap(), "0 3\n");
         assert_eq!(w.shared.errors.load(Relaxed), 1);
+        assert_eq!([&w.shared.written, &w.shared.refused].map(|n| n.load(Relaxed)), [3, 3]);
+        assert!(w.failed_at.is_none(), "it is told that it works again");
     }
 
     /// A file keeps the suffix .part until its end, and beyond if its gaps could not be recorded.

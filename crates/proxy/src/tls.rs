@@ -17,6 +17,7 @@ use crate::{
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
     onward::{Ready, connect_under},
+    proxy_protocol,
     target::{Host, Target},
 };
 use hello::{ClientHello, HELLO_MAX, HelloError, Scan};
@@ -81,7 +82,11 @@ async fn lead(
     // Nothing is consumed, because the server gets all of it.
     let read = buffer.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
     let read = timeout(listener.limits.handshake, read).await;
-    let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
+    let explained = |e| {
+        let (fault, alert) = bad(e);
+        (proxy_protocol::explained(buffer.seen(), fault), alert)
+    };
+    let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(explained)?;
     let mut asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
     if listener.intercepts {
         asked.get_or_insert_with(|| client.local().into());
@@ -106,18 +111,7 @@ async fn lead(
     let subject = Subject::by(client.source().ip());
     let server = connect_under(&rules, shared, listener, client, &subject, target).await.map_err(refused)?;
     record.server = Some(server.remote());
-    if !listener.intercepts && comes_back(listener, client, &server) {
-        shared.splicer.discard(server);
-        return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
-    }
     Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
-}
-
-/// Whether we have connected to our own listener, which would read the same name, connect again, and so on.
-fn comes_back(listener: &ListenerConfig, client: &Leg, server: &Leg) -> bool {
-    let [to, here, from] = [server.remote(), client.local(), server.local()].map(|a| (a.ip().to_canonical(), a.port()));
-    // A host that connects to itself uses the destination address as the source address.
-    to == here || (listener.listen.ip().is_unspecified() && to == (from.0, here.1))
 }
 
 fn bad(e: HandshakeError<HelloError>) -> (Fault, Option<u8>) {

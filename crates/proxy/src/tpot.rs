@@ -81,16 +81,26 @@ pub(crate) fn intercepted(listen: SocketAddr) -> Destinations {
     Destinations { net: listen.ip(), prefix, ports: listen.port()..=listen.port() }
 }
 
+fn is_needed(config: &Config) -> bool {
+    config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts)
+}
+
+/// Checks what cannot be used beside it.
+pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+    let datapath = &config.engine.datapath;
+    match datapath.xdp.iter().chain(&datapath.peer).next() {
+        Some(device) if is_needed(config) => Err(StartError::Bypass(device.clone())),
+        _ => Ok(()),
+    }
+}
+
 /// Opens translucent proxying if the configuration needs it. The data path has been opened before.
 pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     let asking = config.tpot.as_ref();
-    if asking.is_none() && !config.listeners.iter().any(|l| l.intercepts) {
+    if !is_needed(config) {
         return Ok(None);
     }
     let datapath = &config.engine.datapath;
-    if let Some(device) = datapath.xdp.iter().chain(&datapath.peer).next() {
-        return Err(StartError::Bypass(device.clone()));
-    }
     let Asking { hops, exid, keys, udp, .. } = asking.cloned().unwrap_or_default();
     let devices = datapath.devices.clone();
     let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, udp, ..TpotOptions::default() })?;
@@ -132,12 +142,12 @@ pub(crate) fn pipeline(shared: &Arc<Shared>, front: &Arc<Front>, listener: &List
         of_front.listener.rules.check(&Subject::by(client.ip()), &server.into(), server).ok()?;
         of_front.begin_early(&of_shared, client.ip()).map(|slot| Box::new(slot) as Permit)
     };
-    let (shared, protocol) = (shared.clone(), front.listener.protocol.name());
+    let (shared, protocol, listen) = (shared.clone(), front.listener.protocol.name(), front.listener.listen);
     let refused = move |client: SocketAddr, server: SocketAddr, error: io::Error| {
         let late = error.kind() == io::ErrorKind::TimedOut;
         let fault = if late { Fault::Timeout(Step::Connect) } else { Fault::Unreachable(error) };
         shared.counters.fault(&fault);
-        let mut record = Record::new(protocol, client);
+        let mut record = Record::new(protocol, listen, client);
         record.target = Some(server.to_string());
         record.fault(&fault);
         shared.log.write(record);

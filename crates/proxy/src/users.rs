@@ -76,6 +76,11 @@ impl Users {
         self.secrets.is_empty()
     }
 
+    /// Whether there are passwords that are not hashes.
+    pub(crate) fn has_plain(&self) -> bool {
+        self.secrets.values().any(|secret| matches!(secret, Secret::Clear(_)))
+    }
+
     /// Returns all user names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.secrets.keys().map(String::as_str)

@@ -179,7 +179,7 @@ async fn a_log_that_cannot_be_opened() {
     let text = "log.file = \"/nowhere/log\"\n[[listener]]\nprotocol = \"socks5\"\nlisten = \"127.0.0.1:0\"";
     let config = Config::from_toml(text, Path::new("x")).unwrap();
     let e = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.err().unwrap();
-    assert!(e.to_string().starts_with("cannot open the access log /nowhere/log: "), "{e}");
+    assert!(e.to_string().starts_with("x:1:12: cannot open the access log /nowhere/log: "), "{e}");
 }
 
 #[tokio::test]

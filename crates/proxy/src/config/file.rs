@@ -14,20 +14,21 @@ use super::{
     source::SourceFile,
     table::{Keys, Table},
     tls::RawProxyProtocol,
-    value::{Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice},
+    value::{Count, Keepalive, Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice, Tables},
 };
 use crate::{
-    access::{PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
+    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     access_log::LogConfig,
-    keys::read_with_mode,
     limits::Limits,
     plug::parse_listen,
+    secrets::{self, Secret},
     target::Target,
     users::Users,
 };
-use longsplice_engine::{Policy, TpotHandshake};
+use longsplice_engine::{Policy, SpliceWhen, TpotHandshake};
 use serde::{Deserialize, de::MapAccess};
 use std::{
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
@@ -42,9 +43,13 @@ use toml::Spanned;
 #[derive(Default)]
 struct File {
     config: Config,
-    listeners: Vec<Spanned<Listener>>,
-    pools: BTreeMap<String, RawPool>,
+    listeners: Tables<Spanned<Listener>>,
+    pools: BTreeMap<String, Spanned<RawPool>>,
     tpot: Option<Spanned<RawAsking>>,
+    /// Where `source` and the file of the log are named, and `xdp` or `peer`.
+    source: Option<Range<usize>>,
+    log: Option<Range<usize>>,
+    bypass: Option<Range<usize>>,
 }
 
 #[derive(Deserialize)]
@@ -73,12 +78,16 @@ impl Keys for File {
         match key {
             FileKey::Listener => self.listeners = table.next_value()?,
             FileKey::Pool => self.pools = table.next_value()?,
-            FileKey::Connections => config.connections = table.next_value()?,
-            FileKey::Log => config.log = table.next_value::<Table<LogConfig>>()?.0,
+            FileKey::Connections => config.connections = Some(table.next_value::<Count>()?.0),
+            FileKey::Log => Table(RawLog { config: config.log, file: self.log }) = table.next_value()?,
             FileKey::Splice => config.splice = table.next_value()?,
             FileKey::Devices => config.engine.datapath.devices = names(table.next_value()?),
-            FileKey::Xdp => config.engine.datapath.xdp = names(table.next_value()?),
-            FileKey::Peer => config.engine.datapath.peer = names(table.next_value()?),
+            FileKey::Xdp | FileKey::Peer => {
+                let devices: Spanned<Many<Parsed<Device>>> = table.next_value()?;
+                self.bypass.get_or_insert(devices.span());
+                let of = &mut config.engine.datapath;
+                *(if matches!(key, FileKey::Xdp) { &mut of.xdp } else { &mut of.peer }) = names(devices.into_inner());
+            }
             FileKey::Tpot => self.tpot = Some(table.next_value()?),
             FileKey::Control => config.control = table.next_value()?,
             FileKey::SourcePorts => {
@@ -86,8 +95,9 @@ impl Keys for File {
                 config.engine.source_ports = first..=last;
             }
             FileKey::Source => {
-                let Many(sources): Many<Parsed<IpAddr>> = table.next_value()?;
-                config.engine.sources = sources.into_iter().map(|s| s.0).collect();
+                let sources: Spanned<Many<Parsed<IpAddr>>> = table.next_value()?;
+                self.source = Some(sources.span());
+                config.engine.sources = sources.into_inner().0.into_iter().map(|s| s.0).collect();
             }
             FileKey::LeaveFlowsOnStop => config.leave_flows_on_stop = table.next_value()?,
         }
@@ -102,13 +112,24 @@ pub(super) enum LogKey {
     File,
 }
 
-impl Keys for LogConfig {
+/// The table `log`, and where its file is named.
+#[derive(Default)]
+struct RawLog {
+    config: LogConfig,
+    file: Option<Range<usize>>,
+}
+
+impl Keys for RawLog {
     type Key = LogKey;
 
     fn set<'de, A: MapAccess<'de>>(&mut self, key: LogKey, table: &mut A) -> Result<(), A::Error> {
         match key {
-            LogKey::Format => self.format = table.next_value()?,
-            LogKey::File => self.to = table.next_value::<PathBuf>()?.as_path().into(),
+            LogKey::Format => self.config.format = table.next_value()?,
+            LogKey::File => {
+                let file: Spanned<PathBuf> = table.next_value()?;
+                self.file = Some(file.span());
+                self.config.to = file.get_ref().as_path().into();
+            }
         }
         Ok(())
     }
@@ -129,13 +150,13 @@ struct Listener {
     strict_replies: Option<Spanned<bool>>,
     port: Option<Spanned<NonZeroU16>>,
     #[serde(default)]
-    route: Vec<Spanned<RawRoute>>,
+    route: Tables<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
-    tap: Option<PathBuf>,
+    tap: Option<Spanned<PathBuf>>,
     filter: Option<Spanned<Table<RawFilter>>>,
     cache: Option<Spanned<RawCache>>,
     #[serde(default)]
-    rules: Vec<RawRule>,
+    rules: Tables<Spanned<RawRule>>,
     #[serde(default)]
     policy: Table<Policy>,
     #[serde(default)]
@@ -218,7 +239,7 @@ impl Keys for Policy {
             PolicyKey::DrainLimit => self.drain_limit = table.next_value::<Seconds>()?.0,
             PolicyKey::ReleaseAfter => self.release_after = table.next_value::<SecondsOrNever>()?.0,
             PolicyKey::IdleLimit => self.idle_limit = table.next_value::<Seconds>()?.0,
-            PolicyKey::Keepalive => self.keepalive = Some(table.next_value::<Seconds>()?.0),
+            PolicyKey::Keepalive => self.keepalive = Some(table.next_value::<Keepalive>()?.0),
         }
         Ok(())
     }
@@ -246,8 +267,8 @@ impl Keys for Limits {
             LimitsKey::Connect => self.connect = table.next_value::<Seconds>()?.0,
             LimitsKey::Reply => self.reply = table.next_value::<Seconds>()?.0,
             LimitsKey::KeepAlive => self.keep_alive = table.next_value::<Seconds>()?.0,
-            LimitsKey::ConnectionsPerClient => self.connections_per_client = table.next_value()?,
-            LimitsKey::Connections => self.connections = table.next_value()?,
+            LimitsKey::ConnectionsPerClient => self.connections_per_client = table.next_value::<Count>()?.0,
+            LimitsKey::Connections => self.connections = Some(table.next_value::<Count>()?.0),
         }
         Ok(())
     }
@@ -293,28 +314,54 @@ impl FromStr for Method {
 }
 
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
-    let source = SourceFile { text, file };
-    let Table(File { mut config, listeners, pools, tpot }) =
+    let source = SourceFile { text, file, warnings: RefCell::default(), has_passwords: Cell::default() };
+    let Table(File { mut config, listeners, pools, tpot, source: sources, log, bypass }) =
         toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
     for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
         *path = source.path(path);
     }
+    let places = &mut config.places;
+    config
+        .engine
+        .sources
+        .iter()
+        .zip(sources.iter().cycle())
+        .for_each(|(ip, at)| places.add(ip, source.place(at.clone())));
+    if let (Some(path), Some(at)) = (config.log.to.file_mut(), log) {
+        config.places.add(path.display(), source.place(at));
+    }
+    let spans: Vec<_> = pools.iter().map(|(name, pool)| (name.clone(), pool.span())).collect();
     config.pools = source.pools(pools)?;
-    for listener in listeners {
+    for listener in listeners.0 {
         let listen = listener.get_ref().listen.span();
         let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
+        let tap = listener.get_ref().tap.as_ref().map(Spanned::span);
         let listener = source.listener(listener, &config.pools)?;
         if disagree(&config.listeners, &listener) {
             let cure = "another listener has a cache in this directory, of other sizes: write the same, or another dir";
             return Err(source.wrong(cache.unwrap_or(listen), cure));
         }
-        if config.listens_on(listener.listen) {
-            return Err(source.wrong(listen, &Twice(listener.listen)));
+        if let Some(other) = config.collision(&listener) {
+            return Err(source.wrong(listen, &Twice(other)));
+        }
+        config.places.add(listener.listen, source.place(listen));
+        let dirs = [(listener.tap.as_ref(), tap), (listener.cache().map(|cache| &cache.dir), cache)];
+        for (dir, at) in dirs {
+            dir.zip(at).into_iter().for_each(|(dir, at)| config.places.add(dir.display(), source.place(at)));
         }
         config.listeners.push(listener);
     }
+    for (name, at) in spans {
+        if !config.listeners.iter().flat_map(ListenerConfig::pools).any(|used| *used == name) {
+            source.warn(at, &format!("nothing leads to pool {name}: no route names it"));
+        }
+    }
     let intercepts = config.listeners.iter().any(|l| l.intercepts);
+    if let (Some(at), true) = (bypass, intercepts || tpot.is_some()) {
+        return Err(source.wrong(at, "packets would bypass the tunnels of tpot: remove xdp and peer, or tpot"));
+    }
     config.tpot = tpot.map(|tpot| source.asking(tpot, intercepts)).transpose()?;
+    (config.warnings, config.has_passwords) = (source.warnings.take(), source.has_passwords.get());
     Ok(config)
 }
 
@@ -324,6 +371,7 @@ impl SourceFile<'_> {
         let mut raw = spanned.into_inner();
         let intercepts = self.inside(&mut raw)?;
         let (of_plug, of_tpot) = self.handshake(&raw, intercepts)?;
+        let handshake = raw.handshake.as_ref().map(Spanned::span);
         let listen = raw.listen.into_inner().0.0;
         let of_http = [
             raw.via.as_ref().map(Spanned::span),
@@ -337,15 +385,16 @@ impl SourceFile<'_> {
             let cure = "only replies of HTTP are filtered: remove the key, or use protocol = \"http\"";
             return Err(self.wrong(filter.span(), cure));
         }
-        if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http || !raw.route.is_empty()) {
+        if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http || !raw.route.0.is_empty()) {
             let cure = "only forward proxies and intercepted HTTP have caches: remove the key, or use \
                         protocol = \"http\" without routes, or inside = \"http\"";
             return Err(self.wrong(cache.span(), cure));
         }
-        let methods_or_path =
-            |r: &RawRule| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span));
+        let methods_or_path = |r: &Spanned<RawRule>| {
+            r.get_ref().methods.as_ref().map(Spanned::span).or(r.get_ref().path.as_ref().map(Spanned::span))
+        };
         if raw.protocol != Name::Http
-            && let Some(span) = raw.rules.iter().find_map(methods_or_path)
+            && let Some(span) = raw.rules.0.iter().find_map(methods_or_path)
         {
             return Err(self.wrong(span, "only HTTP has methods and paths: remove the key, or use protocol = \"http\""));
         }
@@ -353,13 +402,13 @@ impl SourceFile<'_> {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
         }
         if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent | Name::Tpot) =
-            (raw.route.first(), raw.protocol)
+            (raw.route.0.first(), raw.protocol)
         {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
-        match (raw.protocol, users, raw.route.first()) {
+        match (raw.protocol, users, raw.route.0.first()) {
             (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span), _) => {
                 let cure =
                     "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
@@ -386,7 +435,7 @@ impl SourceFile<'_> {
                 }
                 http.strict_replies = raw.strict_replies.is_some_and(Spanned::into_inner);
                 http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;
-                Protocol::Http(Http { routes: self.routes(raw.route, pools)?, ..http })
+                Protocol::Http(Http { routes: self.routes(raw.route.0, pools)?, ..http })
             }
             (Name::Http, Some(target)) => {
                 return Err(self.wrong(
@@ -394,7 +443,7 @@ impl SourceFile<'_> {
                     "an HTTP client names its own target: remove `target`, add routes, or use protocol = \"plug\"",
                 ));
             }
-            (Name::Tls, None) => Protocol::Tls(self.tls(raw.port.map(|p| p.into_inner().get()), raw.route)?),
+            (Name::Tls, None) => Protocol::Tls(self.tls(raw.port.map(|p| p.into_inner().get()), raw.route.0)?),
             (Name::Tls, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
@@ -418,11 +467,15 @@ impl SourceFile<'_> {
         let mut listener = ListenerConfig::new(listen, protocol);
         listener.intercepts = intercepts;
         listener.handshake = of_tpot;
-        listener.rules = Rules::new(raw.rules.into_iter().map(rule).collect(), listener.rules.guarded);
+        let rules = Rules::new(self.rules(raw.rules.0, listener.rules.guarded), listener.rules.guarded);
+        listener.rules = if intercepts { rules.for_intercepted() } else { rules };
         listener.policy = raw.policy.0;
         listener.limits = raw.limits.0;
         listener.proxy_protocol = proxy_protocol;
-        listener.tap = raw.tap.map(|dir| self.path(&dir));
+        listener.tap = raw.tap.map(|dir| self.path(dir.get_ref()));
+        if let (Some(at), Some(_)) = (handshake, listener.end_to_end()) {
+            self.at_once(at, listener.policy.when)?;
+        }
         Ok(listener)
     }
 
@@ -461,6 +514,40 @@ impl SourceFile<'_> {
         Err(self.wrong(handshake.span(), cure))
     }
 
+    /// Checks when the connections of a plug are spliced whose clients shake hands with the target.
+    fn at_once(&self, at: Range<usize>, when: SpliceWhen) -> Result<(), ConfigError> {
+        match when {
+            SpliceWhen::AtOnce => {}
+            SpliceWhen::Never => {
+                let cure = "such connections are there to be spliced: remove splice = \"never\", or the handshake";
+                return Err(self.wrong(at, cure));
+            }
+            _ => {
+                self.warn(at, "the first bytes of these connections are copied: add policy = { splice = \"at-once\" }");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the rules. Warns of those that are never reached.
+    fn rules(&self, raw: Vec<Spanned<RawRule>>, guarded: bool) -> Vec<Rule> {
+        let (mut rules, mut last): (Vec<Rule>, _) = (Vec::new(), None);
+        for (number, spanned) in (1..).zip(raw) {
+            let (at, rule) = (spanned.span(), rule(spanned.into_inner()));
+            // What allows everything leaves guarded addresses to the rules after it.
+            let opens = guarded && rule.action == Action::Allow && !rule.target.is_empty();
+            if let Some((by, action)) = last
+                && !(action == Action::Allow && opens)
+            {
+                self.warn(at, &format!("rule {number} is never reached: rule {by} matches everything"));
+            } else if rule.matches_all() {
+                last = Some((number, rule.action));
+            }
+            rules.push(rule);
+        }
+        rules
+    }
+
     /// Returns whether the listener intercepts connections, and sets the protocol that is read inside of them.
     fn inside(&self, raw: &mut Listener) -> Result<bool, ConfigError> {
         let inside = raw.inside.as_ref();
@@ -473,7 +560,7 @@ impl SourceFile<'_> {
             Some(Inside::Http) => Name::Http,
             Some(Inside::Tls) => Name::Tls,
         };
-        let destination = raw.route.first().map(Spanned::span).or(raw.target.as_ref().map(Spanned::span));
+        let destination = raw.route.0.first().map(Spanned::span).or(raw.target.as_ref().map(Spanned::span));
         if let Some(span) = destination.or(raw.port.as_ref().map(Spanned::span)) {
             return Err(self.wrong(span, "intercepted connections go where their clients want: remove this"));
         }
@@ -524,19 +611,15 @@ impl SourceFile<'_> {
             for (name, password) in inline.get_ref() {
                 users.add(name, password).map_err(|e| self.wrong(inline.span(), &e))?;
             }
+            self.has_passwords.set(self.has_passwords.get() || users.has_plain());
             self.some(&users, inline.span())?;
         }
         if let Some(file) = file {
             let path = self.path(file.get_ref());
-            let text = read_with_mode(&path);
-            let (text, mode) =
-                text.map_err(|e| self.wrong(file.span(), &format!("cannot read {}: {e}", path.display())))?;
-            if mode & 0o022 != 0 {
-                let why = format!("{} holds passwords, and others may write it: chmod 600 it", path.display());
-                return Err(self.wrong(file.span(), &why));
-            }
-            if mode & 0o055 != 0 {
-                tracing::warn!("{} holds passwords and is not for its owner alone: chmod 600 it", path.display());
+            let Secret { text, exposed } = secrets::read(&path).map_err(|e| self.wrong(file.span(), &e))?;
+            if exposed {
+                let what = format!("{} holds passwords, and others may read it: chmod 600 it", path.display());
+                self.warn(file.span(), &what);
             }
             users.add_lines(&text).map_err(|(line, e)| ConfigError::Wrong {
                 file: path.clone(),

@@ -152,8 +152,8 @@ impl FromStr for Statuses {
 }
 
 impl SourceFile<'_> {
-    pub(super) fn pools(&self, raw: BTreeMap<String, RawPool>) -> Result<Vec<PoolConfig>, ConfigError> {
-        raw.into_iter().map(|(name, pool)| self.pool(name, pool)).collect()
+    pub(super) fn pools(&self, raw: BTreeMap<String, Spanned<RawPool>>) -> Result<Vec<PoolConfig>, ConfigError> {
+        raw.into_iter().map(|(name, pool)| self.pool(name, pool.into_inner())).collect()
     }
 
     fn pool(&self, name: String, raw: RawPool) -> Result<PoolConfig, ConfigError> {

@@ -2,6 +2,7 @@
 
 use super::ConfigError;
 use std::{
+    cell::{Cell, RefCell},
     fmt::Display,
     ops::Range,
     path::{Path, PathBuf},
@@ -11,6 +12,10 @@ use std::{
 pub(super) struct SourceFile<'a> {
     pub text: &'a str,
     pub file: &'a Path,
+    /// What works but is hardly meant, with its place.
+    pub warnings: RefCell<Vec<String>>,
+    /// There are passwords in it that are not hashes.
+    pub has_passwords: Cell<bool>,
 }
 
 impl SourceFile<'_> {
@@ -22,6 +27,17 @@ impl SourceFile<'_> {
         let line = before.iter().filter(|b| **b == b'\n').count() + 1;
         let column = String::from_utf8_lossy(&before[line_start..]).chars().count() + 1;
         ConfigError::Wrong { file: self.file.into(), line, column, message: with_cure(&message.to_string()) }
+    }
+
+    /// Returns the place of `span`: `FILE:LINE:COLUMN`.
+    pub fn place(&self, span: Range<usize>) -> String {
+        let wrong = self.wrong(span, "").to_string();
+        wrong.trim_end_matches(": ").to_owned()
+    }
+
+    /// Warns of what is at `span`: it works, but is hardly meant.
+    pub fn warn(&self, span: Range<usize>, message: &(impl Display + ?Sized)) {
+        self.warnings.borrow_mut().push(format!("{}: {message}", self.place(span)));
     }
 
     /// Resolves a path in the file: relative paths start at the directory of the file.

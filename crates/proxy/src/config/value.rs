@@ -111,7 +111,7 @@ impl Visitor<'_> for SecondsVisitor {
     type Value = Option<Duration>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number of seconds above 0, such as 10 or 2.5")?;
+        f.write_str("a number of seconds above 0, ten years at most, such as 10 or 2.5")?;
         f.write_str(if self.never { ", or \"never\"" } else { "" })
     }
 
@@ -147,6 +147,76 @@ impl<'de> Deserialize<'de> for Seconds {
 impl<'de> Deserialize<'de> for SecondsOrNever {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         d.deserialize_any(SecondsVisitor { never: true }).map(SecondsOrNever)
+    }
+}
+
+/// A duration in whole seconds, from 1 to 32767, which is the most that the kernel takes for probes (TCP_KEEPIDLE).
+pub(super) struct Keepalive(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Keepalive {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = Duration;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of whole seconds from 1 to 32767")
+            }
+            fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<Duration, E> {
+                let fits = u16::try_from(seconds).ok().filter(|s| (1..=32767).contains(s));
+                let wrong = || de::Error::invalid_value(de::Unexpected::Signed(seconds), &self);
+                fits.map(|s| Duration::from_secs(s.into())).ok_or_else(wrong)
+            }
+        }
+        d.deserialize_any(V).map(Keepalive)
+    }
+}
+
+/// A limit in number. None may be 0: that would serve nobody.
+pub(super) struct Count(pub(super) u32);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = u32;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number from 1 to 4294967295")
+            }
+            fn visit_i64<E: de::Error>(self, n: i64) -> Result<u32, E> {
+                let wrong = || de::Error::invalid_value(de::Unexpected::Signed(n), &self);
+                u32::try_from(n).ok().filter(|n| *n > 0).ok_or_else(wrong)
+            }
+        }
+        d.deserialize_any(V).map(Count)
+    }
+}
+
+/// A list of tables. A single table is a mistake that is easy to make: `[listener]`.
+pub(super) struct Tables<T>(pub(super) Vec<T>);
+
+impl<T> Default for Tables<T> {
+    fn default() -> Self {
+        Tables(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Tables<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct V<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for V<T> {
+            type Value = Vec<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of tables: write [[NAME]] with two brackets, or NAME = [{ ... }]")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = seq.next_element()? {
+                    all.push(one);
+                }
+                Ok(all)
+            }
+        }
+        d.deserialize_any(V(PhantomData)).map(Tables)
     }
 }
 

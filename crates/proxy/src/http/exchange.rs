@@ -83,6 +83,8 @@ pub(crate) struct Exchange<'a> {
     /// Of the bytes written, those that were spliced; number of splices; reason against a splice.
     pub spliced: Pair<u64>,
     pub splices: u32,
+    /// Number of the flow that passed a body on last.
+    pub flow: Option<u64>,
     pub refusal: Option<Refusal>,
     /// What was measured, if that is `path`.
     pub path: Option<PathFinding>,
@@ -202,6 +204,7 @@ impl<'a> Exchange<'a> {
             ahead: false,
             spliced: Pair::both(0),
             splices: 0,
+            flow: None,
             refusal: None,
             path: None,
         }
@@ -295,6 +298,7 @@ impl<'a> Exchange<'a> {
         self.spliced.server += ended.spliced_down;
         self.splices += ended.splices;
         (self.refusal, self.path) = (ended.refusal, ended.path);
+        self.flow = Some(ended.id);
         self.moved = Instant::now();
         let gone = |how| Some(End::Cut(how, "while its body was passed on".into()));
         match ended.how {

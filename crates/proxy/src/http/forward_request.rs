@@ -190,11 +190,11 @@ impl Row<'_> {
                 return Ok(());
             }
             // Access to the pool was decided before, for the request as a whole.
-            let (rules, limits) = (Rules::default(), &self.front.listener.limits);
+            let (rules, listener) = (Rules::default(), &self.front.listener);
             let subject = routed.subject(&self.client);
             self.client.leg.speaks_first(true);
             let client = &self.client.leg;
-            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, (&target, None)).await {
+            match dial(&shared, listener, &rules, client, &subject, (&target, None)).await {
                 Ok(leg) => {
                     self.server = Some(Held { target, stream: Stream::new(leg), reused: false, lease: Some(lease) });
                     return Ok(());
@@ -251,7 +251,8 @@ impl Row<'_> {
             match end.await {
                 Some(End::Ahead(sender)) => {
                     let target = record.target.clone().unwrap_or_default();
-                    let info = FlowInfo::new(record.listener, target).with_user(record.user.clone());
+                    let info = FlowInfo::new(record.listener, target);
+                    let info = info.with_user(record.user.clone()).with_listen(record.listen);
                     if let Some(end) =
                         exchange.relay_body(sender, &shared.splicer, self.front.bodies.clone(), info).await
                     {
@@ -271,7 +272,7 @@ impl Row<'_> {
         (record.status, record.reply_rule) = (exchange.status, exchange.reply_rule.take());
         (record.bytes_up, record.bytes_down) = (exchange.passed.client, exchange.passed.server);
         (record.spliced_up, record.spliced_down) = (exchange.spliced.client, exchange.spliced.server);
-        record.splices = exchange.splices;
+        (record.splices, record.id) = (exchange.splices, exchange.flow);
         // an exchange that is repeated over another connection is not counted yet
         let tally = matches!(end, End::Done { .. } | End::Cut(..)).then_some(&self.front.policy.tally);
         if exchange.splices > 0 {

@@ -1,7 +1,10 @@
 //! Waits for a request within the time limits.
 
 use super::Row;
-use crate::fault::{Fault, Step};
+use crate::{
+    fault::{Fault, Step},
+    proxy_protocol,
+};
 use longsplice_http::{Kind, Request, Scan, Wrong};
 use std::time::Instant;
 
@@ -14,11 +17,15 @@ impl Row<'_> {
             0 => (self.began, limits.handshake),
             _ => (Instant::now(), limits.keep_alive),
         };
-        let wrong = |w: Wrong| (Fault::BadRequest(w.to_string()), Some(w.status()));
         loop {
             let idle = !scan.has_begun();
-            if let Some(end) = scan.feed(self.client.in_hand()).map_err(wrong)? {
-                let request = Request::parse(&self.client.in_hand()[..end]).map_err(wrong)?;
+            let seen = self.client.in_hand();
+            let wrong = |w: Wrong| {
+                let fault = proxy_protocol::explained(seen, Fault::BadRequest(w.to_string()));
+                (fault, Some(w.status()))
+            };
+            if let Some(end) = scan.feed(seen).map_err(wrong)? {
+                let request = Request::parse(&seen[..end]).map_err(wrong)?;
                 self.client.consume(end);
                 return Ok(Some(request));
             }
