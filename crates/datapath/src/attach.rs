@@ -126,8 +126,8 @@ pub(crate) enum Place {
 
 /// Returns whether `tpot_egress` is attached to the device.
 fn has_tunnels(device: u32) -> io::Result<bool> {
-    let attached = attached_programs(device).map_err(io::Error::other)?;
-    // most devices have no other programs, and need no list
+    let attached = attached_programs(device, true).map_err(io::Error::other)?;
+    // most devices have no other programs there, and need no list
     let all = if attached.is_empty() { Vec::new() } else { loaded_programs().map_err(io::Error::other)? };
     Ok(all.iter().any(|p| attached.contains(&p.id) && p.name == "tpot_egress"))
 }

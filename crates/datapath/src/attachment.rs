@@ -18,6 +18,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::Path,
+    slice,
 };
 
 /// The result of a repair.
@@ -150,7 +151,7 @@ impl Attachment {
         detached.retain(|(_, device, _)| is_there(*device));
         if !detached.is_empty() {
             mistrust().map_err(|source| OpenError::Kernel { what: "records of legs", source })?;
-            self.attach_again(&detached)?;
+            self.attach_again(&detached, &present)?;
         }
         let is_mended = |d: &&Device| detached.iter().any(|(_, device, _)| *device == d.index);
         self.watch(&present)?;
@@ -164,8 +165,9 @@ impl Attachment {
     }
 
     /// Attaches to another device. `early`: with XDP too.
-    pub fn attach(&mut self, device: u32, early: bool) -> Result<(), OpenError> {
-        refuse_others(&self.owned.path)?;
+    pub fn attach(&mut self, device: &Device, early: bool) -> Result<(), OpenError> {
+        refuse_others(slice::from_ref(device), &self.owned.path)?;
+        let device = device.index;
         let hooks = if early { &Hook::ALL[..] } else { &[Hook::Ingress, Hook::Egress] };
         for hook in hooks {
             let attached = attach(*hook, self.program(*hook).0, device, &self.owned.path);
@@ -203,10 +205,10 @@ impl Attachment {
     }
 
     /// Attaches again. For each link: hook, device, and whether it has another program (true) or none.
-    fn attach_again(&mut self, detached: &[(Hook, u32, bool)]) -> Result<(), OpenError> {
+    fn attach_again(&mut self, detached: &[(Hook, u32, bool)], present: &[Device]) -> Result<(), OpenError> {
         let failed = |source| OpenError::Kernel { what: "attach again", source };
         let folder = self.owned.path.clone();
-        refuse_others(&folder)?;
+        refuse_others(present, &folder)?;
         for (hook, device, replaced) in detached {
             let (program, _) = &self.programs[*hook as usize];
             let is_it = |l: &&mut AttachedProgram| (l.hook, l.device) == (*hook, *device);

@@ -62,9 +62,9 @@ pub enum OpenError {
     Running(PathBuf),
     /// A process of this network namespace, running or dead, has pinned a data path elsewhere.
     #[error(
-        "another data path is attached to device number {0} of this network namespace, pinned in a bpffs that is not seen from here"
+        "another data path is attached to device {0} of this network namespace, pinned in a bpffs that is not seen from here"
     )]
-    Attached(u32),
+    Attached(String),
     /// The directory of pins cannot be created.
     #[error("{path}: {source}: pins need a folder of a bpffs that this user may write: make {folder} for it as root, and chown it",
         folder = path.parent().unwrap_or(path).display())]

@@ -209,7 +209,7 @@ impl Datapath {
         }
         for d in wanted.iter().filter(|d| !attached.contains(&d.index)) {
             let early = self.xdp.contains(&d.name) && xdp_abilities(d.index).receives;
-            match attachment.attach(d.index, early) {
+            match attachment.attach(d, early) {
                 Ok(()) => tracing::info!("splicing on {}, too", d.name),
                 Err(error) if refused.insert(d.index) => tracing::warn!(%error, "nothing is spliced on {}", d.name),
                 Err(_) => {}

@@ -158,7 +158,7 @@ impl Datapath {
         if there.is_some() && !keeps_size(&pin, wanted_flows)? {
             there = None;
         }
-        refuse_others(&pin)?;
+        refuse_others(&all, &pin)?;
         if there.is_none() {
             remove_unfinished(&pin)?;
         }
@@ -232,7 +232,7 @@ impl Datapath {
 
         let programs = [&skel.progs.ingress, &skel.progs.egress, &skel.progs.early];
         let attached = attach_all(programs.map(|p| p.as_fd()), &wanted, &xdp, &pin)?;
-        refuse_others(&pin)?; // one that has started at the same time: whoever attaches last sees the other
+        refuse_others(&all, &pin)?; // one that has started at the same time: whoever attaches last sees the other
         let mut pinned = Vec::new();
         for map in skel.object().maps() {
             let name = map.name().to_string_lossy().into_owned();

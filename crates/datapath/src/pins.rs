@@ -7,7 +7,7 @@ use crate::{
     ABI_VERSION,
     attach::{Hook, attached_program, detach},
     bpffs::open,
-    devices::devices,
+    devices::{Device, devices},
     error::{OpenError, kernel},
     pinned::{Holdings, abi_value, version_in},
     programs::{Loaded, attached_programs, loaded_programs},
@@ -17,7 +17,6 @@ use libbpf_rs::{MapCore, MapHandle};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    libc,
     sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::Uid,
 };
@@ -236,27 +235,21 @@ fn is_free_of_old(path: &Path) -> io::Result<bool> {
 /// directory, or that is not seen there. Errors if that cannot be found out.
 pub fn other_datapath() -> Result<Option<String>, OpenError> {
     let pin = default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?;
-    match refuse_others(&pin) {
+    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+    match refuse_others(&all, &pin) {
         Ok(()) => Ok(None),
-        Err(OpenError::Attached(index)) => {
-            let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
-            let name = all.into_iter().find(|d| d.index == index).map(|d| d.name);
-            Ok(Some(name.unwrap_or_else(|| format!("device number {index}"))))
-        }
+        Err(OpenError::Attached(device)) => Ok(Some(device)),
         Err(e) => Err(e),
     }
 }
 
-/// Fails if any device of this network namespace has another data path, whose pins are not in our directory. Two would give
-/// the same ports to different connections, and nobody would look after the flows of one that has died.
-pub(crate) fn refuse_others(pin: &Path) -> Result<(), OpenError> {
-    let listed = |source| OpenError::Kernel { what: "list devices", source };
+/// Fails if any of these devices has another data path, whose pins are not in our directory. Two in a network namespace would
+/// give the same ports to different connections, and nobody would look after the flows of one that has died.
+pub(crate) fn refuse_others(devices: &[Device], pin: &Path) -> Result<(), OpenError> {
     let mut attached = Vec::new();
-    for device in devices().map_err(listed)? {
-        match attached_programs(device.index) {
-            Ok(programs) => attached.extend(programs.into_iter().map(|program| (program, device.index))),
-            Err(OpenError::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {} // it has just gone
-            Err(e) => return Err(e),
+    for device in devices {
+        for leave in [false, true] {
+            attached.extend(attached_programs(device.index, leave)?.into_iter().map(|program| (program, device)));
         }
     }
     if attached.is_empty() {
@@ -272,5 +265,5 @@ pub(crate) fn refuse_others(pin: &Path) -> Result<(), OpenError> {
     let is_datapath = |p: &Loaded| p.legs.is_some() && p.legs != ours && ["ingress", "egress"].contains(&&*p.name);
     let all = loaded_programs()?;
     let other = all.iter().filter(|p| is_datapath(p)).find_map(|p| attached.iter().find(|(id, _)| *id == p.id));
-    other.map_or(Ok(()), |(_, device)| Err(OpenError::Attached(*device)))
+    other.map_or(Ok(()), |(_, device)| Err(OpenError::Attached(device.name.clone())))
 }

@@ -7,6 +7,7 @@ use crate::{
     load::load_object,
 };
 use libbpf_rs::{Iter, ObjectBuilder};
+use nix::libc;
 use std::io::{self, Read};
 
 pub(crate) const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/programs.bpf.o"));
@@ -45,25 +46,23 @@ fn read(line: &str) -> io::Result<Loaded> {
     Ok(Loaded { id, legs: Some(legs).filter(|id| *id != 0), name: words.next().unwrap_or_default().to_owned() })
 }
 
-/// Returns the ids of the programs that tcx runs on a device.
-pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
-    let mut all = Vec::new();
-    for direction in [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS] {
-        let mut ids = [0u32; 64]; // the maximum: BPF_MPROG_MAX
-        // SAFETY: bpf_prog_query_opts is plain data; all-zero but for its size and the room for numbers is valid.
-        let mut opts: libbpf_sys::bpf_prog_query_opts = unsafe { std::mem::zeroed() };
-        (opts.sz, opts.prog_ids) = (size_of_val(&opts) as _, ids.as_mut_ptr());
-        opts.__bindgen_anon_1.count = ids.len() as u32;
-        // SAFETY: `ids` has room for as many numbers as `opts` says, and both outlive the call.
-        let r = unsafe { libbpf_sys::bpf_prog_query_opts(index as i32, direction, &mut opts) };
-        if r < 0 {
-            return Err(refused("ask for programs", -r));
-        }
-        // SAFETY: both members of the union are the same integer.
-        let n = unsafe { opts.__bindgen_anon_1.count };
-        all.extend(&ids[..n as usize]);
+/// Returns the ids of the programs that tcx runs on packets that arrive on a device, or leave by it. None if it has just gone.
+pub(crate) fn attached_programs(index: u32, leave: bool) -> Result<Vec<u32>, OpenError> {
+    let direction = if leave { libbpf_sys::BPF_TCX_EGRESS } else { libbpf_sys::BPF_TCX_INGRESS };
+    let mut ids = [0u32; 64]; // the maximum: BPF_MPROG_MAX
+    // SAFETY: bpf_prog_query_opts is plain data; all-zero but for its size and the room for numbers is valid.
+    let mut opts: libbpf_sys::bpf_prog_query_opts = unsafe { std::mem::zeroed() };
+    (opts.sz, opts.prog_ids) = (size_of_val(&opts) as _, ids.as_mut_ptr());
+    opts.__bindgen_anon_1.count = ids.len() as u32;
+    // SAFETY: `ids` has room for as many numbers as `opts` says, and both outlive the call.
+    match unsafe { libbpf_sys::bpf_prog_query_opts(index as i32, direction, &mut opts) } {
+        0.. => {}
+        r if -r == libc::ENODEV => return Ok(Vec::new()),
+        r => return Err(refused("ask for programs", -r)),
     }
-    Ok(all)
+    // SAFETY: both members of the union are the same integer.
+    let n = unsafe { opts.__bindgen_anon_1.count };
+    Ok(ids[..n as usize].to_vec())
 }
 
 #[cfg(test)]
@@ -79,11 +78,14 @@ mod tests {
         assert!(read("").is_err() && read("8").is_err() && read("x 0 y").is_err());
     }
 
-    /// A device that goes while it is asked has no programs; nothing else counts as none.
     #[test]
     #[ignore = "root"]
     fn what_is_loaded_is_listed() {
         let all = loaded_programs().unwrap();
         assert!(all.iter().any(|p| p.name == "list_programs" && p.legs.is_none()), "{all:?}");
+        assert!(
+            [false, true].iter().all(|leave| attached_programs(0x7fff_ffff, *leave).unwrap().is_empty()),
+            "no device"
+        );
     }
 }
