@@ -333,6 +333,14 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->flags |= LEG_FRAGMENTS;
 }
 
+/* Would the RST overtake data that the proxy keeps in the socket, such as a reply that has come early? Then the direction is
+ * stopped, and the leg's record decides. l: that record, or NULL. */
+INLINE int path_reset_waits(const struct path *rev, union path_word w, const struct leg *l, const struct seg *s)
+{
+	return l && s->flags & TH_RST && !(s->flags & TH_SYN) && w.flags & PATH_TRIGGER && !(w.flags & PATH_DEAD) && keeps_data(l) &&
+	       path_reset_in_order(rev, w, s);
+}
+
 /* Stop both path entries of a flow and wake() both legs. An entry comes into force under its leg's lock, and the second one only
  * while the first is (splice_path()). So once both were stopped, and each lock was then held once, neither can come into force
  * again, and their values are final. */

@@ -138,10 +138,11 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 }
 
 /* Does the socket's RST end both legs? Otherwise the other host would not learn of it, since its segments are forwarded past the
- * sockets. After local_segment(). */
+ * sockets. Not if it answers a host that has reset the connection itself: host_reset() has decided about the other one. After
+ * local_segment(). */
 INLINE int gives_up_both(const struct leg *l, const struct plan *p)
 {
-	return p->l.flags & TH_RST && l->flags & LEG_PAIRED && is_switching(l);
+	return p->l.flags & TH_RST && (l->flags & (LEG_PAIRED | LEG_RESET_IN)) == LEG_PAIRED && is_switching(l);
 }
 
 /* The step of a segment from l's socket. o: the other leg, or NULL. t: l's key. Returns 0 if the socket is muted. */

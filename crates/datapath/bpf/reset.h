@@ -81,16 +81,23 @@ INLINE void ask_other(const struct leg *o, struct plan *p)
 	p->f.ack = o->ack_out;
 }
 
-/* Plan for an RST in order while the flow is switching: it goes to both the socket, which may be gone, and the other host.
- * Under the lock of the leg where it arrived ... */
+/* Plan for an RST in order while the flow is switching: it goes to the socket, which may be gone, and to the other host if all
+ * data before it was forwarded. Otherwise the socket may hold some of that data, or the process, and a reset would overtake it:
+ * user space passes the data on, and then resets the other host. Under the lock of the leg where it arrived ... */
 INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
 	l->flags |= LEG_RESET | LEG_RESET_IN;
 	edit_for_local(l, s, p, 0);
+	/* in order for a socket that has received all that was passed up, but has not acknowledged it yet */
+	if (l->phase_in != PHASE_FWD)
+		p->l.seq = later(l->phase_in == PHASE_TO_FWD ? earlier(s->seq, l->bound_in) : s->seq, l->ack_local) - l->shim_in;
 	p->l.keep = p->f.keep = 0;
 	p->l.flags = p->f.flags = s->flags;
 	p->local = 1;
-	p->fwd = !s->len; /* an RST with text (RFC 9293, 3.10.7.4) is not forwarded */
+	/* an RST with text (RFC 9293, 3.10.7.4) is not forwarded */
+	p->fwd = !s->len && l->phase_in == PHASE_FWD && !(l->flags & LEG_HOLD) && !keeps_data(l);
+	if (!p->fwd && l->phase_out == PHASE_TO_LOCAL) /* the host acknowledges nothing any more */
+		l->phase_out = PHASE_LOCAL;
 	p->f.tsval = s->tsval;
 	p->f.tsecr = s->tsecr;
 	p->f.sack_add = 0;
@@ -100,6 +107,10 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 /* ... and under the lock of the other leg. */
 INLINE void forward_reset(struct leg *o, struct plan *p)
 {
+	if (!p->fwd) {
+		unsplice_done(o);
+		return;
+	}
 	p->f.seq = o->ack_in; /* exactly what it expects (RFC 5961, 3.2) */
 	p->f.ack = o->ack_out;
 	p->f.win = p->f.urg = 0;

@@ -132,7 +132,8 @@ __noinline int slow_special(struct __sk_buff *skb)
  *   TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
  *                                                     beyond, to the socket
  *
- * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()). A SYN goes to the socket
+ * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()), and in a switch, too, if
+ * it may hold data that came before (host_reset()). A SYN goes to the socket
  * in control mode, and is dropped in any other phase. A FIN is treated as data. */
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
@@ -221,6 +222,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */
 	if (o && to_be_forwarded(l, &sc->s)) {
+		note_excess(l, &sc->s); /* it may be cut off here */
 		r = make_fit(skb, mtu_towards(skb, sc, o));
 		if (r)
 			return r;
@@ -332,7 +334,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		return drop(V_BAD_CHECKSUM);
 	if (w.flags & PATH_TRIGGER || rst)
 		l = bpf_map_lookup_elem(&legs, &sc->t);
-	if (!(sc->s.flags & (TH_SYN | TH_RST)) && path_is_beyond(w, l, &sc->s)) {
+	if ((!(sc->s.flags & (TH_SYN | TH_RST)) && path_is_beyond(w, l, &sc->s)) || path_reset_waits(rev, w, l, &sc->s)) {
 		stop_path(p);
 		return RETRY;
 	}

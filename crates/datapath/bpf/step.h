@@ -363,14 +363,19 @@ INLINE int before_old_edge(const struct leg *l, union path_word w, __u32 seq)
 	return promised > 0 && !before(seq, w.end) && path_passed(l, w) + (seq - w.end) <= (__u32)promised;
 }
 
+/* Is the RST in order for the receiver, or after the last segment that was forwarded? */
+INLINE int path_reset_in_order(const struct path *rev, union path_word w, const struct seg *s)
+{
+	return s->seq == path_expected(rev) || s->seq == w.end;
+}
+
 /* The step of an RST. One that is not in order may still be genuine, if the sender's last segments were lost before they
  * arrived here. The receiver challenges it (RFC 5961, 3.2), and the answer is in order. The RST may lie beyond the receiver's
  * window, too, up to the edge that was promised before the splice (edge_out). */
 INLINE enum step path_reset(struct path *p, struct path *rev, union path_word w, struct leg *l, const struct seg *s,
 			    struct plan *plan)
 {
-	/* in order for the receiver, or after the last segment that was forwarded */
-	int in_order = s->seq == path_expected(rev) || s->seq == w.end;
+	int in_order = path_reset_in_order(rev, w, s);
 
 	if (in_order) {
 		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);

@@ -82,10 +82,26 @@ INLINE int is_beyond(const struct leg *l, const struct seg *s)
 	return l->flags & LEG_TRIGGER && after(end, l->max_in) && (s->flags & TH_FIN || after(end, l->limit_in));
 }
 
+/* Note that the host has sent more than its limit allows, whatever becomes of it: it may be cut off or dropped, and then arrive
+ * again when user space has long taken the connection for one on which the host waits. */
+INLINE void note_excess(struct leg *l, const struct seg *s)
+{
+	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
+
+	if (l->flags & LEG_TRIGGER && l->phase_in != PHASE_LOCAL && after(end, l->limit_in) && !refuses(l, s))
+		__sync_fetch_and_or(&l->flags, LEG_EXCESS);
+}
+
 /* Has everything up to the limit been forwarded? */
 INLINE int all_passed(const struct leg *l)
 {
 	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
+}
+
+/* Does the proxy keep data in the socket (LIMIT_KEEP) that it has not read? */
+INLINE int keeps_data(const struct leg *l)
+{
+	return l->flags & LEG_TRIGGER && l->limit_in == l->bound_in && l->verbatim != l->bound_in;
 }
 
 /* Was a message forwarded whole? */
@@ -271,6 +287,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		edit_for_local(l, s, p, 1);
 		return 1;
 	}
+	note_excess(l, s);
 	learn_from_host(l, s, p);
 	advanced = after(l->ack_in, old_ack);
 
@@ -631,7 +648,7 @@ INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 
 	from->held_in = from->bound_in;
 	from->held = 0;
 	from->limit_in = h->limit == LIMIT_KEEP ? from->bound_in : taken + h->limit;
-	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_BYPASSED | LEG_PROBE);
+	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_BYPASSED | LEG_PROBE | LEG_EXCESS);
 	if (hold)
 		from->flags |= LEG_HOLD;
 	if (h->limit != LIMIT_NONE)
@@ -691,14 +708,15 @@ INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 	return 1;
 }
 
-/* Step 3, if step 2 returned 1. at: the same position in the receiver's out space. Returns 1 if it is acknowledged already. */
+/* Step 3, if step 2 returned 1. at: the same position in the receiver's out space. Returns 1 if it is acknowledged already, or
+ * will never be. */
 INLINE int unsplice_out(struct leg *to, __u32 at)
 {
 	to->shim_out += at - to->bound_out;
 	to->bound_out = at;
 	to->local_out = at;
 	to->max_out = later(to->max_out, at);
-	to->phase_out = before(to->ack_in, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
+	to->phase_out = before(to->ack_in, at) && !(to->flags & LEG_RESET) ? PHASE_TO_LOCAL : PHASE_LOCAL;
 	return to->phase_out == PHASE_LOCAL;
 }
 

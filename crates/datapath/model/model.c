@@ -108,7 +108,7 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	out->dropped = rst ? 0 : path_refuses(p, w, rev, s);
 	if (out->dropped)
 		return 1;
-	if (!rst && path_is_beyond(w, &m->leg[i], s)) {
+	if ((!rst && path_is_beyond(w, &m->leg[i], s)) || path_reset_waits(rev, w, &m->leg[i], s)) {
 		stop_path(p);
 		return 0;
 	}

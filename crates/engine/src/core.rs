@@ -11,7 +11,11 @@
 //! | `Unsplicing` | the data path gives both directions back | its answer: copied by a task again; end |
 //! | `Settling` | a message was relayed; its forwarded part is not acknowledged yet | acknowledged, reset, time limit: end |
 //! | `Closing` | both FINs were forwarded past the sockets and are not acknowledged yet | acknowledged, time limit: end |
+//! | `Resetting` | a host has failed; the other one has not acknowledged all that came before | acknowledged, time limit: end, with a reset |
 //! | `Ended` | | |
+//!
+//! If the connection of a host fails, what it has sent before is passed on first, and then the other host is reset
+//! ([`Core::fails`]). The receiver of a message that waits for its answer is left to the caller: the answer may have come.
 //!
 //! A failed drain is not an error: the flow is copied again, and its status shows the reason.
 
@@ -55,13 +59,14 @@ pub enum State {
     Unsplicing,
     Settling,
     Closing,
+    Resetting,
     Ended,
 }
 
 impl State {
     fn shown(self) -> FlowState {
         match self {
-            State::Copying | State::Settling | State::Closing | State::Ended => FlowState::Copying,
+            State::Copying | State::Settling | State::Closing | State::Resetting | State::Ended => FlowState::Copying,
             State::Draining => FlowState::Draining,
             State::Spliced => FlowState::Spliced,
             State::Released => FlowState::Released,
@@ -269,6 +274,8 @@ pub struct Core {
     stay: bool,
     /// A FIN was forwarded past a socket. The sockets would not see the end of that direction, or would repeat it.
     fin_past: bool,
+    /// The host whose connection has failed.
+    failed: Option<Side>,
     /// Why the flow can never be spliced.
     obstacle: Option<Refusal>,
     /// How much data from each host a splice may forward.
@@ -290,6 +297,7 @@ impl Core {
             state: State::Copying,
             stay: false,
             fin_past: false,
+            failed: None,
             obstacle,
             limits: Pair::both(Limit::None),
             message,
@@ -306,6 +314,7 @@ impl Core {
             State::Unsplicing => self.on_unsplicing(cx, event),
             State::Settling => self.on_settling(cx, event),
             State::Closing => self.on_closing(cx, event),
+            State::Resetting => self.on_resetting(cx, event),
             State::Spliced | State::Released => self.on_forwarded(cx, event),
             State::Ended => Action::Wait,
         };
@@ -320,7 +329,8 @@ impl Core {
 
     /// Returns whether bytes are to be read and written.
     pub fn copies(&self) -> bool {
-        self.state == State::Copying || (self.state == State::Draining && !self.control().passed)
+        matches!(self.state, State::Copying | State::Resetting)
+            || (self.state == State::Draining && !self.control().passed)
     }
 
     /// Returns whether the driver must report when this host sends data that is left to us.
@@ -376,6 +386,22 @@ impl Core {
         Half { leg, consumed: at.consumed, produced: at.produced, leftover, limit: self.limits[side] }
     }
 
+    /// Returns the host whose connection has failed, while the rest of what it has sent is passed on.
+    pub fn failed(&self) -> Option<Side> {
+        self.failed
+    }
+
+    /// Returns whether the receiver of the message has failed, which was to answer it.
+    pub fn receiver_failed(&self) -> bool {
+        self.message.as_ref().is_some_and(|m| self.failed == Some(m.from.other()))
+    }
+
+    /// Returns whether the message's sender has sent more than the message, of which the data path may have dropped a part. It is
+    /// sent again, and nobody has read it.
+    pub fn has_excess(&self) -> bool {
+        self.message.as_ref().is_some_and(|m| m.excess)
+    }
+
     /// Returns whether a FIN was forwarded past a socket, so that no socket may send its own.
     pub fn is_fin_past(&self) -> bool {
         self.fin_past
@@ -424,19 +450,23 @@ impl Core {
         let Event::Unspliced { at, client_reset } = event else { return Action::Wait };
         let Ok(at) = at else { return self.end(cx, EndReason::Stopped) };
         self.took_back(cx, &at);
-        if was_reset(&at) {
+        let reset = at.flags.map(|flags| flags & LegFlags::RESET != 0);
+        if reset == Pair::both(true) {
+            // each host knows of it
             return self.end(cx, if client_reset { EndReason::ClientReset } else { reset_by(&at) });
         }
-        match self.control_mut().then.take() {
-            Some(how) => self.end(cx, how),
-            None => self.attend(),
+        if let Some(how) = self.control_mut().then.take() {
+            return self.end(cx, how);
         }
+        self.failed = self.failed.or(Side::BOTH.into_iter().find(|side| reset[*side]));
+        self.attend()
     }
 
     /// Moves the sockets' positions by the bytes that were forwarded past them.
     fn took_back(&mut self, cx: &mut Context<'_>, at: &Switched) {
         cx.at.iter_mut().for_each(|at| at.shimmed = true);
         self.control_mut().settled = at.is_local();
+        self.note_excess(at);
         for from in Side::BOTH.into_iter().filter(|from| at.was_forwarded[*from]) {
             let forwarded = self.advance(cx, from, at.bound64(from));
             let stream = &mut self.control_mut().streams[from];
@@ -462,6 +492,13 @@ impl Core {
         forwarded
     }
 
+    /// Notes that the message's sender has sent more than the message.
+    fn note_excess(&mut self, at: &Switched) {
+        if let Some(m) = &mut self.message {
+            m.excess |= at.flags[m.from] & LegFlags::EXCESS != 0;
+        }
+    }
+
     fn attend(&mut self) -> Action {
         self.state = State::Copying;
         Action::Attend
@@ -479,11 +516,22 @@ impl Core {
             Event::Told | Event::Timer => return Action::Look,
             _ => return Action::Wait,
         };
-        if was_reset(&at) {
+        let reset = at.flags.map(|flags| flags & LegFlags::RESET != 0);
+        if reset == Pair::both(true) {
             return self.end(cx, reset_by(&at));
         }
+        self.note_excess(&at);
         if at.is_local() {
             return self.end(cx, EndReason::MessageRelayed);
+        }
+        if was_reset(&at) {
+            // nobody sends again what the receiver has not got by then
+            self.failed = Some(if reset.client { Side::Client } else { Side::Server });
+            let control = self.control_mut();
+            control.until = control.until.min(cx.now + control::CLOSING);
+            if cx.now >= control.until {
+                return self.end(cx, reset_by(&at));
+            }
         }
         self.look_again(cx, EndReason::Idle)
     }
@@ -521,9 +569,10 @@ impl Core {
     /// Returns when [`Event::Timer`] is due.
     pub fn timer(&self) -> Option<Time> {
         match self.state {
+            State::Copying if self.failed.is_some() => Some(self.control().next_tick().min(self.control().until)),
             State::Copying => Some(self.control().next_tick()),
             State::Draining => Some(self.control().look_at.min(self.control().until)),
-            State::Settling | State::Closing => Some(self.control().look_at),
+            State::Settling | State::Closing | State::Resetting => Some(self.control().look_at),
             State::Spliced | State::Released | State::Unsplicing | State::Ended => None,
         }
     }

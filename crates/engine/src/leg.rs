@@ -22,7 +22,7 @@ use std::{
     pin::Pin,
     sync::{Mutex, OnceLock},
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -198,6 +198,24 @@ impl Leg {
     /// Closes the connection with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT).
     pub fn reset(self) {
         self.abort();
+    }
+
+    /// Waits until the host has acknowledged everything that was written, or has acknowledged nothing more for `limit`. A reset
+    /// discards what is left.
+    #[doc(hidden)]
+    pub async fn delivered(&self, limit: Duration) {
+        const RARELY: Duration = Duration::from_millis(50);
+        let (mut left, mut since, mut pause) = (u32::MAX, Instant::now(), Duration::from_millis(1));
+        loop {
+            match self.descriptor().and_then(|s| path_facts(s).ok()).map_or(0, |facts| facts.outstanding) {
+                0 => return,
+                now if now < left => (left, since) = (now, Instant::now()),
+                _ if since.elapsed() >= limit => return,
+                _ => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RARELY);
+        }
     }
 
     /// Makes the next close send a reset.

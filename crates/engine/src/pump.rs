@@ -72,7 +72,7 @@ impl Hand {
             if self.wants_pipe && stream.copied >= PIPE_FROM {
                 (self.pipe, self.wants_pipe) = (Pipe::new().ok(), false);
             }
-            if let Some(p) = &mut self.pipe {
+            if let Some(p) = self.pipe.as_mut().filter(|_| !stream.discards()) {
                 let room = if stream.is_draining() { room.min(BUFFER) } else { room };
                 if let Some(n) = ready!(p.fill(cx, from, room)).map_err(Broken::Read)? {
                     stream.took(n);
@@ -110,7 +110,7 @@ impl Hand {
         let urgent = ready!(from.poll_take(cx, &mut b)).map_err(Broken::Read)?;
         let bytes = b.filled();
         stream.took(bytes.len());
-        if bytes.is_empty() {
+        if bytes.is_empty() || stream.discards() {
             return Poll::Ready(Ok(()));
         }
         let written = match to.poll_give(cx, bytes, urgent) {
@@ -156,7 +156,7 @@ impl Pump {
         self.hands[from].rest.clone()
     }
 
-    /// Copies both directions. Ready when both have ended or drained, when `enough`
+    /// Copies both directions. Ready when both have ended or drained, or discard what comes, when `enough`
     /// bytes were copied, or, with the host, when a connection has failed.
     pub fn poll(
         &mut self,
@@ -179,9 +179,11 @@ impl Pump {
         let Pair { client: up, server: down } = streams;
         let Pair { client, server } = legs;
         let most = enough.saturating_sub(down.copied);
-        let is_up = to_server.poll(cx, up, client, server, most).map_err(failed(Side::Client))?.is_ready();
+        let is_up =
+            to_server.poll(cx, up, client, server, most).map_err(failed(Side::Client))?.is_ready() || up.discards();
         let most = enough.saturating_sub(up.copied);
-        let is_down = to_client.poll(cx, down, server, client, most).map_err(failed(Side::Server))?.is_ready();
+        let is_down =
+            to_client.poll(cx, down, server, client, most).map_err(failed(Side::Server))?.is_ready() || down.discards();
         if up.copied + down.copied >= enough || (is_up && is_down) { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 }

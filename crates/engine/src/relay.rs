@@ -200,6 +200,7 @@ impl Relay {
                     return Poll::Pending;
                 }
                 match pump.poll(cx, core.streams_mut(), legs, most) {
+                    Poll::Ready(Ok(())) if state == State::Resetting => Poll::Pending,
                     Poll::Ready(Ok(())) => Poll::Ready(Event::Copied),
                     Poll::Ready(Err(side)) => Poll::Ready(Event::Failed(side)),
                     Poll::Pending if core.has_moved() => Poll::Ready(Event::Moved),
@@ -299,7 +300,8 @@ impl Relay {
         match (purpose, core.message_from()) {
             (Purpose::Message(tell), Some(from)) if how == EndReason::MessageRelayed => {
                 let missing = core.streams()[from].message.filter(|n| *n != u64::MAX).unwrap_or(0);
-                let passed = RelayedMessage { ended, missing, in_hand: pump.rest(from) };
+                let (excess, receiver_failed) = (core.has_excess(), core.receiver_failed());
+                let passed = RelayedMessage { ended, missing, in_hand: pump.rest(from), excess, receiver_failed };
                 drop(listed);
                 // the caller has gone: nobody wants the legs
                 if let Some(legs) = report(tell, passed, Some(legs)) {
@@ -309,7 +311,8 @@ impl Relay {
             (Purpose::Message(tell), _) => {
                 end(legs);
                 drop(listed);
-                report(tell, RelayedMessage { ended, missing: 0, in_hand: Bytes::new() }, None);
+                let (in_hand, excess, receiver_failed) = (Bytes::new(), false, false);
+                report(tell, RelayedMessage { ended, missing: 0, in_hand, excess, receiver_failed }, None);
             }
             (Purpose::Streams(done), _) => {
                 end(legs);

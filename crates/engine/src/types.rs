@@ -460,6 +460,11 @@ pub struct RelayedMessage {
     pub missing: u64,
     /// Bytes of the message that were read but not passed on. They do not count as missing.
     pub in_hand: Bytes,
+    /// The sender has sent more than the message, and the excess, or a part of it, was dropped. It will arrive again, at any time:
+    /// do not take it for a part of whatever is expected then.
+    pub excess: bool,
+    /// The connection of the receiver, who was expected to speak, has failed. Its leg holds what it sent before that.
+    pub receiver_failed: bool,
 }
 
 /// Callback for the end of a flow. A thread of the engine calls it once, with the record of the flow; it must not block.

@@ -26,7 +26,7 @@ use crate::{
     context::{Front, Live, Shared},
     counters::Counters,
     fault::{Fault, Step},
-    onward::{Ready, Relayed, connect, linger, relay, write},
+    onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
 };
 use alarm::Alarm;
@@ -115,7 +115,14 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
             let left = Leftovers::new(to_server, to_client);
             return relay(Relayed { live, started: began, lease }, front, client, Ready { server, left }, *record);
         }
-        Next::Reset => client.leg.reset_at_close(),
+        Next::Reset => {
+            // what came of the reply before it broke off, unless everything ends
+            tokio::select! {
+                () = client.leg.delivered(DELIVER) => {}
+                () = shared.splicer.stopped() => {}
+            }
+            client.leg.reset_at_close();
+        }
         Next::Request | Next::Close => linger(&mut client.leg).await,
     }
     client.close(&shared.splicer);

@@ -21,6 +21,8 @@ use tokio::{
 /// Time and number of bytes for which a refused client is drained before the close.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024;
+/// Time that a client has to acknowledge what was written before its connection is reset: some round trips.
+pub(crate) const DELIVER: Duration = Duration::from_secs(5);
 
 /// Result of a handshake, for the relay.
 pub(crate) struct Ready {
@@ -95,8 +97,8 @@ fn exact(text: String) -> String {
     text.into_boxed_str().into_string()
 }
 
-/// Closes such that the client can read our last message: closing with unread data would send a
-/// reset, which may overtake the message (RFC 9293, 3.6.1; RFC 2525, 2.17).
+/// Closes such that the client can read our last message: closing with unread data sends a reset, which discards what
+/// the socket still holds of the message (RFC 9293, 3.6.1; RFC 2525, 2.17).
 pub(crate) async fn linger(client: &mut Leg) {
     let drain = async {
         if client.shutdown().await.is_err() {
@@ -111,8 +113,9 @@ pub(crate) async fn linger(client: &mut Leg) {
             }
         }
     };
-    // After the limit, the client gets the reset.
+    // After the limits, the client gets the reset.
     let _ = timeout(LINGER, drain).await;
+    client.delivered(DELIVER).await;
 }
 
 /// Writes the log line of a connection or request that has ended.

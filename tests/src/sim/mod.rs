@@ -6,6 +6,7 @@ mod app;
 mod death;
 mod detour;
 mod device;
+mod excess;
 mod holder;
 mod kind;
 mod leap;
@@ -31,9 +32,10 @@ use marks::Marks;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use relay::{Habits, Meanwhile, Relay, State};
 use reset::Reset;
+use segment::show;
 use std::{cmp::Reverse, collections::BinaryHeap};
 use style::Style;
-use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
+use tcp::{MS, Packet, Tcp, Time};
 
 const EVENT_TRIGGERED: u8 = 1 << event_kind::EVENT_TRIGGERED.0;
 const EVENT_LIMIT_REACHED: u8 = 1 << event_kind::EVENT_LIMIT_REACHED.0;
@@ -57,6 +59,10 @@ pub struct Outcome {
     pub whole: bool,
     /// Whether a host has reset the connection.
     pub reset: bool,
+    /// What the other host had got of it then, if that was not in forwarding mode.
+    pub delivered: u64,
+    /// Segments of which a part beyond a limit was cut off or dropped.
+    pub cut_off: u32,
     /// Number of path changes.
     pub detours: u32,
     /// Segments sent by the attacker.
@@ -173,6 +179,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Calm | Kind::Bad | Kind::Marked => {}
     }
     w.go();
+    w.judge_reset();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
     if w.hosts.iter().all(|h| h.style.tick >= MS) {
         let old = |h: &Tcp| h.ignored.iter().find(|i| i.0 == tcp::Ignored::Paws).map_or(0, |i| i.1);
@@ -718,6 +725,7 @@ impl World {
         }
         self.hold(from, p, events);
         self.judge_marks(from, p, &fate);
+        self.judge_excess(from, p, &fate);
         match fate {
             Fate::Dropped(v) => self.note(|_| format!("{from:?} in {} DROPPED verdict {v}", show(p))),
             Fate::Sent { local, forwarded, plain } => {
@@ -779,19 +787,4 @@ fn edited(p: &Packet, e: &Edit) -> Packet {
         sack: if e.strip_sack != 0 { Vec::new() } else { p.sack.iter().map(|&(a, b)| (clamp(a), clamp(b))).collect() },
         data: p.data[..(e.keep as usize).min(p.data.len())].to_vec(),
     }
-}
-
-fn show(p: &Packet) -> String {
-    format!(
-        "{}{}{}{} len {} ack {} win {}{}{}",
-        if p.flags & URG != 0 { format!("U+{} ", p.urg) } else { String::new() },
-        if p.flags & FIN != 0 { "F " } else { "" },
-        if p.flags & RST != 0 { "R " } else { "" },
-        p.seq,
-        p.data.len(),
-        p.ack,
-        p.win,
-        p.ts.map_or(String::new(), |(v, e)| format!(" ts {v} {e}")),
-        if p.sack.is_empty() { String::new() } else { format!(" sack {:?}", p.sack) }
-    )
 }

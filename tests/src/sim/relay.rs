@@ -75,6 +75,15 @@ pub struct Habits {
     pub patience: Time,
 }
 
+/// What our sockets held when one of them was reset.
+#[derive(Clone, Copy, Debug)]
+pub struct Failure {
+    /// Whose socket was reset.
+    pub side: Side,
+    /// Number of bytes from its host that its socket had received in order.
+    pub received: u64,
+}
+
 /// A segment that arrives on another processor in the middle of the next operation.
 pub struct Meanwhile {
     pub serial: u64,
@@ -123,6 +132,8 @@ pub struct Relay {
     pub refused: u32,
     pub short: u32,
     pub taken_back: u32,
+    /// A socket was reset before the flow was forwarded.
+    pub failure: Option<Failure>,
     /// The process has died, and all data in flight must arrive nevertheless.
     pub goes_on: bool,
     pub log: Vec<String>,
@@ -168,6 +179,7 @@ impl Relay {
             refused: 0,
             short: 0,
             taken_back: 0,
+            failure: None,
             goes_on: false,
             log: Vec::new(),
             tracing: false,
@@ -196,16 +208,32 @@ impl Relay {
         if let Some(event) = self.unheard.take() {
             self.hear(&mut awake, event);
         }
+        self.note_failure(awake.sockets);
         match self.state {
-            State::Copying | State::Draining if awake.sockets.iter().any(|s| s.reset) => {
+            State::Copying | State::Draining
+                if self.core.failed().is_none() && awake.sockets.iter().any(|s| s.reset) =>
+            {
                 let side = if awake.sockets.client.reset { Side::Client } else { Side::Server };
                 self.hear(&mut awake, Event::Failed(side));
-                None
+                Some(now)
+            }
+            State::Copying if self.core.state() == core::State::Resetting => {
+                self.pump(awake.sockets);
+                self.hear(&mut awake, Event::Timer);
+                Some(now + MS)
             }
             State::Copying => {
-                self.pump(awake.sockets);
+                let is_over = self.pump(awake.sockets);
                 if self.done() {
                     return None;
+                }
+                if self.core.failed().is_some() {
+                    if is_over {
+                        self.hear(&mut awake, Event::Copied);
+                    } else if self.core.timer() <= Some(Duration::from_micros(now)) {
+                        self.hear(&mut awake, Event::Timer);
+                    }
+                    return Some(now + MS);
                 }
                 if now >= self.switch_at && self.splices < self.habits.switches {
                     return Some(self.try_to_splice(&mut awake));
@@ -230,6 +258,17 @@ impl Relay {
             State::Ended => None,
             State::Killed(false) => None,
             State::Killed(true) => self.watch(now, awake.m).then_some(now + 1000 * MS),
+        }
+    }
+
+    /// Notes what a socket holds that was reset before its flow was forwarded.
+    fn note_failure(&mut self, sockets: &Pair<Tcp>) {
+        let reset = Side::BOTH.into_iter().find(|side| sockets[*side].reset);
+        let is_copied = matches!(self.state, State::Copying | State::Draining);
+        if let Some(side) = reset.filter(|_| is_copied && self.failure.is_none()) {
+            let at = self.at[side];
+            let received = at.consumed - u64::from(at.eof) + sockets[side].unread() as u64;
+            self.failure = Some(Failure { side, received });
         }
     }
 
@@ -277,6 +316,11 @@ impl Relay {
                     None
                 }
                 Action::Attend => Some(Event::Attended(true)),
+                Action::Measure if self.core.state() == core::State::Resetting => {
+                    let facts =
+                        awake.sockets.each_ref().map(|s| PathFacts { outstanding: s.held(), ..PathFacts::default() });
+                    Some(Event::Measured(facts))
+                }
                 Action::Measure => Some(Event::Measured(Pair::both(measured(awake.rng)))),
                 Action::Freeze { .. } => {
                     self.freeze(awake);
@@ -427,6 +471,9 @@ impl Relay {
             self.at[from].took(n);
             self.core.streams_mut()[from].took(n);
         }
+        if self.core.streams()[from].discards() {
+            self.hands[from].bytes.clear();
+        }
         n
     }
 
@@ -455,10 +502,11 @@ impl Relay {
                         self.at[to].closed();
                         sockets[to].close();
                     }
-                    Next::Read(_) if sockets[from].at_eof() => self.at[from].took(0),
+                    Next::Read(_) if sockets[from].at_end() => self.at[from].took(0),
                     Next::Read(most) => {
                         let most = most.min(self.habits.buffer as u64) as usize;
                         if self.read(from, most, &mut sockets[from]) == 0 {
+                            is_done[from] = self.core.streams()[from].discards();
                             break;
                         }
                     }

@@ -39,6 +39,17 @@ impl World {
         self.reset.as_ref().is_some_and(|r| r.done)
     }
 
+    /// What our socket had received from a host when it was reset has reached the other host before the reset did.
+    pub(super) fn judge_reset(&mut self) {
+        let Some(failure) = self.relay.failure.filter(|_| self.was_reset() && self.out.error.is_none()) else { return };
+        let to = failure.side.other();
+        let got = self.apps[to].got + self.hosts[to].unread() as u64;
+        self.out.delivered = got;
+        if got < failure.received {
+            self.fail(&format!("{to:?} got {got} bytes before the reset, of {}", failure.received));
+        }
+    }
+
     pub(super) fn live_and_reset(&mut self) {
         let copying = self.relay.state == State::Copying;
         let Some(Reset { host, turns, switched, shrunk, done: done @ false }) = &mut self.reset else { return };

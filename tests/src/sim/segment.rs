@@ -27,3 +27,19 @@ impl Packet {
         self.seq.wrapping_add(self.data.len() as u32).wrapping_add(u32::from(self.flags & FIN != 0))
     }
 }
+
+/// The packet in one line of a trace.
+pub fn show(p: &Packet) -> String {
+    format!(
+        "{}{}{}{} len {} ack {} win {}{}{}",
+        if p.flags & URG != 0 { format!("U+{} ", p.urg) } else { String::new() },
+        if p.flags & FIN != 0 { "F " } else { "" },
+        if p.flags & RST != 0 { "R " } else { "" },
+        p.seq,
+        p.data.len(),
+        p.ack,
+        p.win,
+        p.ts.map_or(String::new(), |(v, e)| format!(" ts {v} {e}")),
+        if p.sack.is_empty() { String::new() } else { format!(" sack {:?}", p.sack) }
+    )
+}

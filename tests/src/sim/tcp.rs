@@ -236,6 +236,17 @@ impl Tcp {
         self.ready.is_empty() && self.eof
     }
 
+    /// Whether a read finds the end of the stream: that of a connection that was reset ends as well, once the process has been
+    /// told of the reset.
+    pub fn at_end(&self) -> bool {
+        self.at_eof() || (self.reset && self.ready.is_empty())
+    }
+
+    /// Number of bytes written that the other end has not acknowledged.
+    pub fn held(&self) -> u32 {
+        if self.is_gone() { 0 } else { self.buffer.len() as u32 }
+    }
+
     /// Number of bytes before the urgent one.
     fn to_mark(&self) -> Option<usize> {
         let read = self.rcv.wrapping_sub(self.ready.len() as u32 + u32::from(self.eof));

@@ -46,8 +46,12 @@ const SILENT_AGAIN: Duration = Duration::from_secs(5);
 const FIT_TRIES: u32 = 4;
 /// Bytes after which windows that did not fit may do so: about what a host sends before it hears from the other.
 const FIT_STEP: u64 = 32 * 1024;
-/// Time limit for the acknowledgement of FINs that were forwarded past the sockets.
-const CLOSING: Duration = crate::lingering::LINGER;
+/// Time until the next look whether a host has acknowledged all that it is to get before a reset.
+const RESET_AGAIN: Duration = Duration::from_millis(1);
+/// Time limit for the acknowledgement of bytes that were forwarded before their sender reset the connection.
+const UNDER_WAY: Duration = Duration::from_secs(1);
+/// Time limit for the acknowledgement of FINs that were forwarded past the sockets, and of bytes before a reset.
+pub(super) const CLOSING: Duration = crate::lingering::LINGER;
 
 /// State of a flow while it is copied, drained or taken back.
 #[derive(Debug)]
@@ -200,14 +204,18 @@ impl Core {
 
     pub(super) fn on_copying(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
-            Event::Attended(true) => self.copy(cx, None),
+            Event::Attended(true) => match self.failed.take() {
+                Some(side) => self.fails(cx, side),
+                None => self.copy(cx, None),
+            },
             Event::Attended(false) | Event::Stop { .. } => self.end(cx, EndReason::Stopped),
             Event::Moved => self.moved(cx),
             Event::Copied if self.are_over(cx) => self.finish(cx),
             Event::Copied => self.moved(cx),
             Event::Heard => self.finish(cx),
-            Event::Failed(side) => self.end(cx, EndReason::reset_by(side)),
+            Event::Failed(side) => self.fails(cx, side),
             Event::Timer => self.tick(cx),
+            Event::Command(Command::Splice) if self.failed.is_some() => Action::Wait,
             Event::Command(command) => self.command(cx, command),
             Event::Measured(facts) => self.measured(cx, &facts),
             Event::LookedBehind(false) => self.freeze(cx),
@@ -277,7 +285,14 @@ impl Core {
 
     fn tick(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
+        let failed = self.failed;
         let control = self.control_mut();
+        if let Some(side) = failed.filter(|_| cx.now >= control.until) {
+            if control.streams[side].in_hand == 0 {
+                return self.finish(cx); // its socket has said nothing for too long
+            }
+            control.until = cx.now + CLOSING;
+        }
         if cx.now >= control.tick_at {
             control.counts = control.copied() != control.moved.0;
             if control.counts {
@@ -467,6 +482,7 @@ impl Core {
         let control = self.control.as_mut().expect("not forwarded");
         (control.again, control.tries, control.wanted) = (None, 0, false);
         (control.passed, control.heard, control.settled) = (false, false, false);
+        self.message.iter_mut().for_each(|m| m.excess = false);
         (control.commit_at, control.until) = (cx.now, cx.now + cx.policy.drain_limit);
         for from in Side::BOTH {
             control.streams[from].drain(frozen.pending[from], frozen.fin[from]);
@@ -520,7 +536,10 @@ impl Core {
             }
             Event::Told | Event::Timer => Action::Look,
             // The socket reports the failure only once: reading again would find the end of a stream.
-            Event::Failed(side) => self.unsplice(Some(EndReason::reset_by(side)), None),
+            Event::Failed(side) => {
+                self.failed = Some(side);
+                self.unsplice(None, None)
+            }
             Event::Command(Command::Unsplice) => {
                 self.stay = true;
                 self.unsplice(None, None)
@@ -631,10 +650,77 @@ impl Core {
         Action::Keep
     }
 
+    /// The connection to this host has failed while bytes are copied. What it has sent before is read and passed on: the error
+    /// of one direction may come before the last bytes of the other were read.
+    fn fails(&mut self, cx: &mut Context<'_>, side: Side) -> Action {
+        let is_answerer = self.message.as_ref().is_some_and(|m| m.from != side && m.until_receiver_speaks);
+        let is_first = self.failed.is_none();
+        let failed = *self.failed.get_or_insert(side);
+        if failed != side || (self.message_from() == Some(side.other()) && !is_answerer) {
+            return self.end(cx, EndReason::reset_by(failed));
+        }
+        if is_answerer || !is_first {
+            return self.finish(cx);
+        }
+        self.stay = true;
+        let control = self.control_mut();
+        (control.enough, control.again, control.approach) = (u64::MAX, None, None);
+        control.until = cx.now + CLOSING;
+        let Pair { client, server } = &mut control.streams;
+        let (from, to) = if side == Side::Client { (client, server) } else { (server, client) };
+        from.message.get_or_insert(u64::MAX); // its end is not passed on
+        (to.message, to.in_hand, to.discards) = (Some(0), 0, true);
+        Action::HoldBack(Pair::both(None))
+    }
+
+    /// Nothing more comes from the host that has failed. Waits until the other one has acknowledged everything: its reset would
+    /// discard what its socket still holds.
+    fn resets(&mut self, cx: &mut Context<'_>) -> Action {
+        self.state = State::Resetting;
+        let control = self.control_mut();
+        (control.moved, control.until) = ((u64::MAX, cx.now), cx.now + CLOSING);
+        Action::Measure
+    }
+
+    pub(super) fn on_resetting(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
+        let Some(side) = self.failed else { return self.end(cx, EndReason::Stopped) };
+        let facts = match event {
+            Event::Measured(facts) => facts,
+            Event::Timer => return Action::Measure,
+            Event::Looked(Ok(at)) if at.phase[side] == Phase::ToLocal => {
+                return self.look_again(cx, EndReason::reset_by(side));
+            }
+            Event::Looked(_) => return self.end(cx, EndReason::reset_by(side)),
+            Event::Failed(other) if other != side => return self.end(cx, EndReason::reset_by(side)),
+            Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
+            _ => return Action::Wait,
+        };
+        let left = u64::from(facts[side.other()].outstanding);
+        let control = self.control_mut();
+        if left == 0 && cx.at[side].shimmed {
+            // what was forwarded last may still be under way, but nobody sends it again
+            control.until = control.until.min(cx.now + UNDER_WAY);
+            return Action::Look;
+        }
+        if left == 0 || cx.now >= control.until {
+            return self.end(cx, EndReason::reset_by(side));
+        }
+        if left < control.moved.0 {
+            (control.moved, control.until) = ((left, cx.now), cx.now + CLOSING);
+        }
+        // soon at first, then more rarely
+        control.look_at = cx.now + (cx.now.saturating_sub(control.moved.1) / 4).clamp(RESET_AGAIN, LOOK_EVERY);
+        Action::Wait
+    }
+
     /// Both streams have ended, or the message has been relayed. Forwarded data belongs
     /// to the data path until it is acknowledged, and only then may the legs part.
     fn finish(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
+        let is_whole = |m: &Passing| self.streams()[m.from].message == Some(0) || self.receiver_failed();
+        if self.failed.is_some() && !self.message.as_deref().is_some_and(is_whole) {
+            return self.resets(cx);
+        }
         let (state, patience) = match self.message {
             Some(_) if cx.at.client.shimmed && !self.control().settled => (State::Settling, cx.policy.idle_limit),
             Some(_) => return self.end(cx, EndReason::MessageRelayed),

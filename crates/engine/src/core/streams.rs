@@ -57,6 +57,8 @@ pub struct Stream {
     pub(super) drain: Option<u64>,
     /// The end of the stream is to be read after the bytes of `drain`.
     pub(super) fin: bool,
+    /// The receiver has failed: bytes are read and discarded, so that the sender goes on and listens to what is left for it.
+    pub(super) discards: bool,
 }
 
 /// The next step in one direction.
@@ -77,6 +79,9 @@ pub enum Next {
 impl Stream {
     /// Returns the next step. `most`: the number of bytes to pass on for now.
     pub fn next(&self, from: &Position, to: &Position, most: u64) -> Next {
+        if self.discards {
+            return if from.eof { Next::Done } else { Next::Read(u64::MAX) };
+        }
         if self.in_hand > 0 {
             return Next::Write;
         }
@@ -104,8 +109,11 @@ impl Stream {
         self.message.is_none() && !self.is_draining() && to.eof && from.shut && !from.shimmed && !to.shimmed
     }
 
-    /// Counts bytes that were read. They are in hand until they are written.
+    /// Counts bytes that were read. They are in hand until they are written, unless they are discarded.
     pub fn took(&mut self, n: usize) {
+        if self.discards {
+            return;
+        }
         self.in_hand += n as u64;
         self.drain = self.drain.map(|left| left.saturating_sub(n as u64));
         self.passed(n as u64);
@@ -115,6 +123,11 @@ impl Stream {
     pub fn gave(&mut self, n: usize) {
         self.in_hand -= n as u64;
         self.copied += n as u64;
+    }
+
+    /// Returns whether the bytes that are read are to be discarded.
+    pub fn discards(&self) -> bool {
+        self.discards
     }
 
     /// Returns whether this is a message of which nothing more is to be read.
@@ -160,6 +173,8 @@ pub(super) struct Passing {
     pub pays: bool,
     /// That position had passed before the splice was committed.
     pub passed_early: bool,
+    /// Since the last freeze, the sender has sent more than the splice was for.
+    pub excess: bool,
 }
 
 impl Passing {
@@ -171,6 +186,7 @@ impl Passing {
             goal: u64::MAX,
             pays: message.pays,
             passed_early: false,
+            excess: false,
         }
     }
 
@@ -219,6 +235,9 @@ mod tests {
             (draining(0, true), open, open, 6, Next::Read(1)),
             (draining(3, true), open, open, 6, Next::Read(3)),
             (Stream { message: Some(2), ..draining(3, false) }, open, open, 6, Next::Read(2)),
+            // for a receiver that has failed
+            (Stream { discards: true, message: Some(0), ..stream }, open, open, 5, Next::Read(u64::MAX)),
+            (Stream { discards: true, ..stream }, ended, open, 6, Next::Done),
         ];
         for (stream, from, to, most, want) in cases {
             assert_eq!(stream.next(&from, &to, most), want, "{stream:?} {from:?} {to:?}");
@@ -232,7 +251,7 @@ mod tests {
         stream.drain(4, true);
         assert!(stream.is_draining());
         stream.took(3);
-        let want = Stream { in_hand: 3, copied: 0, message: Some(7), drain: Some(1), fin: true };
+        let want = Stream { in_hand: 3, message: Some(7), drain: Some(1), fin: true, ..Stream::default() };
         assert_eq!(stream, want);
         stream.gave(2);
         stream.undrained();

@@ -4,6 +4,7 @@ use longsplice_datapath::{EventKind, Phase};
 
 mod approach;
 mod commit;
+mod failures;
 mod messages;
 mod progress;
 
@@ -127,10 +128,6 @@ fn flagged(flags: u16) -> Pair<PathView> {
     with(|p| p.flags = PathFlags::SPLICED | flags)
 }
 
-fn reset(flags: u32) -> Box<Switched> {
-    Box::new(Switched { flags: Pair::new(LegFlags::RESET | flags, 0), ..Switched::default() })
-}
-
 fn is_end(action: &Action, why: EndReason, is_forwarded: bool) -> bool {
     matches!(action, Action::End { how, forwarded } if (*how, *forwarded) == (why, is_forwarded))
 }
@@ -159,11 +156,6 @@ fn what_is_copied_ends_as_its_connections_do() {
     assert!(matches!(flow.on(Event::Timer), Action::Wait), "nothing comes after the end");
     assert_eq!((flow.core.state(), flow.core.timer()), (State::Ended, None));
 
-    let mut flow = begin();
-    flow.copy(Side::Server, 1000);
-    ends(&flow.on(Event::Failed(Side::Client)), EndReason::ClientReset, false);
-    assert_eq!((flow.shown.copied, flow.shown.refusal), (Pair::new(0, 1000), None), "it was not too short");
-    ends(&begin().on(Event::Failed(Side::Server)), EndReason::ServerReset, false);
     ends(&begin().on(Event::Command(Command::Reset)), EndReason::Stopped, false);
     ends(&begin().on(Event::Stop { leave: true }), EndReason::Stopped, false);
     ends(&Flow::at_once().on(Event::Attended(false)), EndReason::Stopped, false);
@@ -390,14 +382,13 @@ fn a_drain_comes_to_an_end() {
     assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, None);
     let mut flow = draining();
-    assert!(matches!(flow.on(Event::Looked(Ok(reset(0)))), Action::Unsplice { away: None }));
-    let at = Ok(reset(LegFlags::RESET_IN));
-    ends(&flow.on(Event::Unspliced { at, client_reset: false }), EndReason::ClientReset, false);
+    let at = || Ok(Box::new(Switched { flags: Pair::both(LegFlags::RESET), ..Switched::default() }));
+    assert!(matches!(flow.on(Event::Looked(at())), Action::Unsplice { away: None }));
     // the reset was forwarded: only the path entry knows who sent it
     for (client_reset, how) in [(false, EndReason::ServerReset), (true, EndReason::ClientReset)] {
         let mut flow = draining();
-        flow.on(Event::Looked(Ok(reset(0))));
-        ends(&flow.on(Event::Unspliced { at: Ok(reset(0)), client_reset }), how, false);
+        flow.on(Event::Looked(at()));
+        ends(&flow.on(Event::Unspliced { at: at(), client_reset }), how, false);
     }
     let mut flow = draining();
     assert!(matches!(flow.on(Event::Looked(Err(SwitchError::Untracked))), Action::Unsplice { away: None }));
@@ -409,7 +400,6 @@ fn a_drain_comes_to_an_end() {
     );
 
     for (event, how) in [
-        (Event::Failed(Side::Server), Some(EndReason::ServerReset)),
         (Event::Command(Command::Reset), Some(EndReason::Stopped)),
         (Event::Stop { leave: true }, Some(EndReason::Stopped)),
         (Event::Command(Command::Unsplice), None),

@@ -271,15 +271,19 @@ impl<'a> Exchange<'a> {
                 (Leftovers::for_client(first), if down.long && ahead.is_some() { rest.that_pays() } else { rest })
             }
         };
-        let RelayedMessage { ended, missing, in_hand, .. } =
+        let RelayedMessage { ended, missing, in_hand, excess, receiver_failed, .. } =
             splicer.relay_message(&mut client.leg, &mut server.leg, left, policy, info, message).await;
         match sender {
-            Side::Client => (up.sent, up.broken) = (up.head.len(), false),
+            Side::Client => (up.sent, up.broken) = (up.head.len(), receiver_failed),
             Side::Server => down.sent = down.head.len(),
         }
         match ahead {
             Some(ahead) => body.passed(ahead - missing),
             None => *body = Body::UntilClose(true),
+        }
+        // Of a chunk, the excess is the next one.
+        if let (Side::Server, true, End::Done { reuse, .. }) = (sender, excess && body.is_done(), &mut down.end) {
+            *reuse = false;
         }
         // Either the sender stopped early or the receiver sent something; copying notices both.
         // Copying also keeps a call that has moved nothing from being repeated.
@@ -587,7 +591,7 @@ impl<'a> Exchange<'a> {
     /// Copies the body of the reply. False: the filter has just decided or released the reply, and it may be spliced.
     fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
         loop {
-            let Exchange { client, server, down, passed, moved, .. } = self;
+            let Exchange { client, server, up, down, passed, moved, .. } = self;
             let Some(body) = &mut down.body else { return Poll::Ready(Ok(true)) };
             while down.checked > 0 {
                 let n = ready!(client.poll_write(cx, &server.in_hand()[..down.checked])).map_err(Broken::Client)?;
@@ -604,6 +608,10 @@ impl<'a> Exchange<'a> {
             }
             if server.in_hand().is_empty() {
                 if ready!(server.poll_fill(cx)).map_err(Broken::Server)? == 0 {
+                    if up.broken && matches!(body, Body::UntilClose(_)) {
+                        // its socket has told of the reset already, and this may be half of the reply
+                        return Poll::Ready(Err(Broken::Server(io::ErrorKind::ConnectionReset.into())));
+                    }
                     body.end_of_stream().map_err(Broken::Wrong)?;
                 } else if down.hold.is_some() {
                     *moved = Instant::now();

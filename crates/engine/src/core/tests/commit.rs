@@ -35,10 +35,8 @@ fn what_has_ended_meanwhile_is_not_kept() {
 
     let (mut flow, _) = drained(Policy::default());
     assert!(matches!(flow.on(Event::Committed(Err(SwitchError::Closing))), Action::Unsplice { away: None }));
-    ends(
-        &flow.on(Event::Unspliced { at: Ok(reset(LegFlags::RESET_IN)), client_reset: false }),
-        EndReason::ClientReset,
-        false,
-    );
+    let flags = Pair::new(LegFlags::RESET | LegFlags::RESET_IN, LegFlags::RESET);
+    let at = Ok(Box::new(Switched { flags, ..Switched::default() }));
+    ends(&flow.on(Event::Unspliced { at, client_reset: false }), EndReason::ClientReset, false);
     assert_eq!(flow.shown.refusal, None, "a reset is no refusal");
 }

@@ -69,7 +69,18 @@ fn a_message_ends_without_its_connections() {
     assert!(matches!(settling().on(Event::Timer), Action::Look));
     assert!(matches!(settling().on(Event::Told), Action::Look));
     ends(&settling().on(Event::Looked(Err(SwitchError::Untracked))), EndReason::Stopped, false);
-    ends(&settling().on(Event::Looked(Ok(reset(0)))), EndReason::ServerReset, false);
+    let reset = |phase, flags| {
+        let at = Switched { phase: Pair::both(phase), flags, ..Switched::default() };
+        Event::Looked(Ok(Box::new(at)))
+    };
+    let (one, by_sender) = (LegFlags::RESET, LegFlags::RESET | LegFlags::RESET_IN);
+    ends(&settling().on(reset(Phase::Local, Pair::both(one))), EndReason::ServerReset, false);
+    // what was forwarded has arrived, whatever becomes of its sender
+    ends(&settling().on(reset(Phase::Local, Pair::new(by_sender, 0))), EndReason::MessageRelayed, false);
+    let mut flow = settling();
+    assert!(matches!(flow.on(reset(Phase::ToLocal, Pair::new(by_sender, 0))), Action::Wait), "it may still arrive");
+    flow.now += crate::lingering::LINGER;
+    ends(&flow.on(reset(Phase::ToLocal, Pair::new(by_sender, 0))), EndReason::ClientReset, false);
     let mut flow = settling();
     flow.now += flow.policy.idle_limit;
     let at = Switched { phase: Pair::both(Phase::ToLocal), ..Switched::default() };

@@ -1,0 +1,30 @@
+//! What a host sends beyond the limit of a splice may be cut off or dropped. The process has to be able to see that.
+
+use super::{
+    World, show,
+    tcp::{Packet, RST},
+};
+use longsplice_datapath::{LegFlags, Side, VERDICTS, model::Fate};
+
+impl World {
+    /// Called for each segment that the data path has decided about.
+    pub(super) fn judge_excess(&mut self, from: Side, p: &Packet, fate: &Fate) {
+        let leg = self.model.leg(from);
+        if p.flags & RST != 0 {
+            return; // nobody reads its text
+        }
+        let is_lost = match fate {
+            Fate::Dropped(v) => VERDICTS[*v as usize] == "beyond-limit",
+            Fate::Sent { plain: true, .. } => false,
+            Fate::Sent { local, forwarded, .. } => {
+                let kept = [local, forwarded].into_iter().flatten().map(|copy| copy.keep).max();
+                let is_beyond = (p.end().wrapping_sub(leg.limit_in) as i32) > 0;
+                leg.flags & LegFlags::TRIGGER != 0 && is_beyond && kept.is_some_and(|n| (n as usize) < p.data.len())
+            }
+        };
+        self.out.cut_off += u32::from(is_lost);
+        if is_lost && leg.flags & LegFlags::EXCESS == 0 {
+            self.fail(&format!("{from:?}: nobody will know of what was cut off {}", show(p)));
+        }
+    }
+}
