@@ -29,6 +29,8 @@ enum constant {
 	VIA_INDEX = (1 << VIA_ROOM_SHIFT) - 1,
 	/* Bit of embryo.opts_in: the handshake is complete, but the table had no room for the leg. */
 	OPT_FULL = 0x10,
+	/* Bit of embryo.opts_out: nobody has answered yet, but segments of the client have passed. */
+	OPT_PASSED = 0x01,
 	CLEAR_FLOWS = 32, /* limit of clear_call.count: two bits for each fit into clear_call.kept */
 };
 
@@ -229,7 +231,7 @@ struct embryo {
 	__u8 wscale_in, wscale_out;
 	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_WAITS, OPT_FULL */
 	__u8 opts_in, opts_out;
-	__u32 edge_out;
+	__u32 edge_out; /* with OPT_PASSED: what the client acknowledges */
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
 };
@@ -535,6 +537,7 @@ enum verdict {
 	V_TAP_LOST,         /* piece that was not copied, because the reader is behind; the segment was forwarded anyway */
 	V_HANDSHAKE,        /* segment of a handshake between hosts, given to user space */
 	V_HANDSHAKE_LOST,   /* ... dropped, because user space is behind: its sender retransmits it */
+	V_PASSED_BY,        /* segment between hosts that contradicts a handshake of theirs: routed, since the SYN may be forged */
 	V_RST_UNPROVEN,     /* RST not in order: its sender is challenged, and no state changes */
 	V_NO_ACK,           /* segment without ACK that is neither SYN nor RST */
 	V_BAD_CHECKSUM,     /* wrong TCP checksum */

@@ -8,6 +8,7 @@
 #ifndef LONGSPLICE_HANDSHAKE_H
 #define LONGSPLICE_HANDSHAKE_H
 
+#include "aside.h"
 #include "kernel.h"
 #include "mark.h"
 #include "parse.h"
@@ -120,10 +121,34 @@ static __always_inline int is_shaking_hands(const struct scratch *sc)
 	return e && e->opts_in & OPT_END_TO_END;
 }
 
+/* A segment between hosts of whose handshake we only believe that it has begun: whoever forges a SYN can make us believe so of a
+ * connection that is routed past us, and has nothing to do with that SYN. The segment goes on whole, as through any router. The
+ * handshake goes on as well: this segment may be the forged one. */
+static __always_inline int pass_by(struct __sk_buff *skb, struct scratch *sc)
+{
+	sc->foreign = 0; /* not for a socket */
+	if (set_aside(skb))
+		return drop(V_REWRITE_FAILED);
+	count(V_PASSED_BY);
+	return TCX_NEXT;
+}
+
+/* Is this a segment of a host that takes part in no handshake? Others are for user space. */
+static __always_inline int is_ordinary(const struct scratch *sc)
+{
+	return !(sc->s.flags & (TH_SYN | TH_RST));
+}
+
 /* Has the client completed its handshake with the server? l: the server's leg. If its socket was recreated, `peer` is not set. */
 static __always_inline int has_client(const struct leg *l)
 {
 	return l->flags & LEG_RESTORED || bpf_map_lookup_elem(&legs, &l->peer);
+}
+
+/* Is this the leg to a server whose client has not completed the handshake? A client's leg has no peer before it is paired. */
+static __always_inline int is_opening(const struct leg *l)
+{
+	return (l->flags & (LEG_END_TO_END | LEG_PAIRED)) == LEG_END_TO_END && l->peer.rport && !has_client(l);
 }
 
 #endif

@@ -169,9 +169,16 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		}
 		if (!sc->end_to_end)
 			return TCX_NEXT;
+		/* A server that has not answered has nothing to say. It may challenge the SYN, without data, or refuse it. */
+		if (sc->foreign && (sc->s.flags & TH_RST ? !(sc->s.flags & TH_ACK) || sc->s.ack != l->iss + 1
+							 : is_ordinary(sc) && (sc->s.len || sc->s.flags & TH_FIN)))
+			return pass_by(skb, sc);
 		report_handshake(skb);
 		return TCX_DROP;
 	}
+	/* Nor has one whose client has not answered it, but it may reset that. The answer may be forged, like the SYN. */
+	if (sc->foreign && is_opening(l) && (sc->s.flags & TH_RST ? sc->s.seq != l->irs + 1 : is_ordinary(sc)))
+		return pass_by(skb, sc);
 	parse_options(skb);
 	if (!tcp_sum_right(skb)) /* as_it_came(): the stack counts the error */
 		return untouched(l) ? as_it_came() : drop(V_BAD_CHECKSUM);

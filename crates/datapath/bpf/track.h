@@ -240,12 +240,18 @@ static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scra
 	return socket_state(skb, sc) == BPF_TCP_LISTEN ? opts : 0;
 }
 
+/* Is the handshake one of a transparent connection? Its sockets have the addresses of both hosts. */
+static __always_inline int is_between_hosts(const struct embryo *e)
+{
+	return (e->opts_in & (OPT_FOREIGN | OPT_END_TO_END)) == (OPT_FOREIGN | OPT_END_TO_END);
+}
+
 /* Track a segment from a host that has no path entry. Returns 1 if it has a leg now, 2 if it must be dropped, and 0 to leave
  * it to the stack. A global function, to keep it out of the stack frame of ingress(). */
 __noinline int track_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
-	struct embryo *known;
+	struct embryo *known = NULL;
 	__u32 listens;
 
 	if (!sc)
@@ -264,8 +270,10 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			count(V_REWRITE_FAILED);
 			return 2;
 		}
-		if (known && known->iss && known->irs != sc->s.seq && has_socket(skb, sc))
-			return 0; /* another SYN does not end a handshake, since it may be forged */
+		if (known && known->iss && known->irs != sc->s.seq && has_socket(skb, sc)) {
+			/* another SYN does not end a handshake, since it may be forged */
+			return is_between_hosts(known) && pass_by(skb, sc) == TCX_DROP ? 2 : 0;
+		}
 		parse_syn(skb, &o);
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
@@ -273,12 +281,17 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		e.opts_in = o.opts | opts | (sc->taken ? OPT_FOREIGN : 0);
 		if (known && known->irs == e.irs) /* a retransmission may omit ECN (RFC 3168, 6.1.1.1) */
 			e.opts_in |= known->opts_in & OPT_ECN;
+		if (known && known->irs == e.irs && known->opts_out & OPT_PASSED) {
+			e.opts_out = OPT_PASSED;
+			e.edge_out = known->edge_out;
+		}
 		e.tsval_in = o.tsval;
 		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
 		if (opts) {
 			report_handshake(skb);
 			return 2;
 		}
+		return 0;
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && completes(known, &sc->s) && tcp_sum_right(skb)) {
@@ -310,6 +323,17 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			report_handshake(skb);
 			return 2;
 		}
+	}
+	if (known && is_between_hosts(known)) {
+		if (known->iss)
+			return pass_by(skb, sc) == TCX_DROP ? 2 : 0;
+		/* The client has an answer already, which we have not seen. If this is true, the server's next one is a repetition,
+		 * and the connection must not be tracked from there on: bytes have passed. */
+		if (is_ordinary(sc) && !(known->opts_out & OPT_PASSED)) {
+			known->edge_out = sc->s.ack;
+			known->opts_out = OPT_PASSED;
+		}
+		count(V_PASSED_BY);
 	}
 	return 0;
 }

@@ -343,6 +343,11 @@ impl Datapath {
         self.conntrack.open_flow(legs, Pair::new(scales, (scales.1, scales.0)));
     }
 
+    /// Returns whether a segment of this client that acknowledges `ack` has passed before its SYN was answered.
+    pub fn has_passed(&self, client: &Tuple, ack: u32) -> bool {
+        self.maps.acknowledged(client) == Some(ack)
+    }
+
     /// Leaves the rest of this client's handshake to the stack, until its next SYN. If
     /// the connection is transparent and this machine is a router, the stack routes it.
     pub fn let_go_handshake(&self, client: &Tuple) {

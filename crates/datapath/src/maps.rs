@@ -519,6 +519,13 @@ impl Maps {
         found.is_some_and(|e| u32::from(from_bytes::<abi::embryo>(&e).opts_in) & names::OPT_FULL != 0)
     }
 
+    /// Returns what a client has acknowledged before its SYN was answered.
+    pub fn acknowledged(&self, t: &Tuple) -> Option<u32> {
+        let found = self.embryos.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
+        let e = from_bytes::<abi::embryo>(&found);
+        (u32::from(e.opts_out) & names::OPT_PASSED != 0).then_some(e.edge_out)
+    }
+
     /// Removes the state of a SYN. It is no error if it is gone already.
     pub fn forget_embryo(&self, t: &Tuple) {
         let _ = self.embryos.delete(bytes_of(&t.to_abi()));

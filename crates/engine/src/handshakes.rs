@@ -414,7 +414,14 @@ impl Handshakes {
             return self.pass_on(&answer, &client);
         }
         if self.asked_by(&answer).is_none() {
-            return;
+            // it answers a SYN that we have not seen, which is for the client to judge
+            return self.pass_on(&answer, &client);
+        }
+        if d.has_passed(&client, answer.seq().wrapping_add(1)) {
+            // An earlier answer has reached the client: this one repeats it, and the connection has begun without us.
+            self.remove(&client);
+            d.forget(&answer.leg);
+            return self.let_go(d, &answer, &client);
         }
         let holds = self.holds(&client);
         let Some(half) = self.half.get_mut(&client) else { return };
