@@ -83,33 +83,71 @@ static __always_inline void note(struct tpot_tunnel *tn)
 		tn->seen = at;
 }
 
-/* Note a packet that has arrived. Anybody may have forged a FIN or RST, so whoever asks whether the connection is over looks for
- * its socket as well. Without one, only an RST with the number that we expect counts (RFC 5961, 3.2). */
+/* The sequence number behind a segment. */
+static __always_inline __u32 end_of(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 len = skb->len - p->l4;
+	__u16 said = 0;
+
+	bpf_skb_load_bytes(skb, p->l3 + (p->v6 ? 4 : 2), &said, 2);
+	if (said) /* otherwise a large packet without a length (BIG TCP) */
+		len = bpf_ntohs(said) - (p->v6 ? 0 : p->l3_len);
+	return p->seq + len - p->doff + !!(p->flags & TH_FIN);
+}
+
+/* Note a packet that has arrived. Anybody may have forged it. So a FIN counts as proven when the other side has acknowledged it,
+ * an acknowledgement if it is of our FIN exactly, and an RST if it has the number that we expect (RFC 5961, 3.2). Who asks whether
+ * the connection is over without proof looks for its socket as well. */
 static __always_inline void note_arrival(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
 {
-	__u32 end = (p->flags & TH_FIN ? TPOT_FIN_IN : 0) | (p->flags & TH_RST ? TPOT_RST : 0);
+	__u32 end = 0;
 
 	note(tn);
-	if (end && (!(end & TPOT_RST) || p->seq == tn->ack || is_alive(skb, p)))
+	if (p->flags & TH_FIN) {
+		tn->fin_in = end_of(skb, p);
+		end = TPOT_FIN_IN;
+	}
+	if (p->flags & TH_RST && p->seq == tn->ack)
+		end |= TPOT_RST | TPOT_RST_EXACT;
+	else if (p->flags & TH_RST && is_alive(skb, p))
+		end |= TPOT_RST;
+	if (p->flags & TH_ACK && tn->flags & TPOT_FIN_OUT && p->ack == tn->fin_out && !(tn->flags & TPOT_FIN_OUT_ACKED))
+		end |= TPOT_FIN_OUT_ACKED;
+	if (end)
 		__sync_fetch_and_or(&tn->flags, end);
 }
 
-static __always_inline void note_departure(struct tpot_tunnel *tn, const struct packet *p)
+static __always_inline void note_departure(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
 {
-	__u32 end = (p->flags & TH_FIN ? TPOT_FIN_OUT : 0) | (p->flags & TH_RST ? TPOT_RST : 0);
+	__u32 end = p->flags & TH_RST ? TPOT_RST | TPOT_RST_EXACT : 0;
 
 	note(tn);
 	if (p->flags & TH_ACK)
 		tn->ack = p->ack;
+	if (p->flags & TH_FIN) {
+		tn->fin_out = end_of(skb, p);
+		end |= TPOT_FIN_OUT;
+	}
+	if (p->flags & TH_ACK && tn->flags & TPOT_FIN_IN && p->ack == tn->fin_in && !(tn->flags & TPOT_FIN_IN_ACKED))
+		end |= TPOT_FIN_IN_ACKED;
 	if (end)
 		__sync_fetch_and_or(&tn->flags, end);
-	else if (tn->flags & TPOT_RST) /* it was no valid one */
-		__sync_fetch_and_and(&tn->flags, ~TPOT_RST);
+	if (!(p->flags & TH_RST) && tn->flags & TPOT_RST) /* it was no valid one */
+		__sync_fetch_and_and(&tn->flags, ~(TPOT_RST | TPOT_RST_EXACT));
 }
 
+/* Is the connection over, as far as packets show that anybody may have forged? */
 static __always_inline int is_over(const struct tpot_tunnel *tn)
 {
 	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
+}
+
+/* Is it over indeed? A spliced connection that was released has no socket, and lives on in the data path. So whoever removes a
+ * tunnel before the data path has judged the packet needs proof. state: of its socket. */
+static __always_inline int is_proven_over(const struct tpot_tunnel *tn, int state)
+{
+	return state == BPF_TCP_TIME_WAIT || tn->flags & TPOT_RST_EXACT ||
+	       (tn->flags & (TPOT_FIN_IN_ACKED | TPOT_FIN_OUT_ACKED)) == (TPOT_FIN_IN_ACKED | TPOT_FIN_OUT_ACKED);
 }
 
 /* Tell user space of an asker's SYN, whose TCP header has `len` bytes from `at`, or, with 0, that the asker does without us.
@@ -153,6 +191,29 @@ static __always_inline __u32 handshake_of(__u32 rule)
 	return r ? r->handshake : TPOT_BASIC;
 }
 
+/* A packet that is in no tunnel, and may be one of two hosts that have nothing to do with us. Our half-open connection with their
+ * addresses, which a forged SYN has made, must not get it. */
+static __always_inline int pass_by(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 *at = pending(&p->t);
+
+	if (!at || seconds() - *at > TPOT_PENDING_FOR || socket_state(skb, &p->t, p->v6) != BPF_TCP_NEW_SYN_RECV ||
+	    bpf_map_lookup_elem(&tpot_addresses, p->t.local)) /* of another listener, with our address */
+		return TCX_NEXT;
+	if (set_aside(skb))
+		return drop(T_FAILED);
+	count(T_PASSED_BY);
+	return TCX_NEXT;
+}
+
+/* Does a SYN ask for a proxy? */
+static __always_inline int asks(struct __sk_buff *skb, const struct packet *p)
+{
+	struct options *o = read_options(skb, p);
+
+	return o && o->size == sizeof(struct tpot_option);
+}
+
 /* A SYN on its way back from user space. If it was held here, it goes to the listener now. */
 static __always_inline int admit(struct __sk_buff *skb, const struct packet *p)
 {
@@ -164,6 +225,8 @@ static __always_inline int admit(struct __sk_buff *skb, const struct packet *p)
 		return drop(T_UNSERVED);
 	if (socket_state(skb, &p->t, p->v6) != BPF_TCP_TIME_WAIT && assign(skb, syn->listener, 0))
 		return drop(T_UNSERVED);
+	expect_socket(&p->t);
+	syn->given = 1;
 	count(T_ADMITTED);
 	return deliver(skb);
 }
@@ -202,11 +265,24 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	state = socket_state(skb, &p->t, p->v6);
 	if (known && known->seq != p->seq && known->role == TPOT_TAKER && state && state != BPF_TCP_TIME_WAIT)
 		return deliver(skb);
+	handshake = handshake_of(rule - 1);
 	if (known && known->seq == p->seq && known->role == TPOT_TAKER) { /* sent again */
+		/* Our listener has got it, and has not answered: a rule of this machine's firewall drops it, or its queue is full. */
+		if (known->given && !known->answered) {
+			if (handshake != TPOT_BASIC)
+				report(skb, &p->t, 0, 0);
+			count(T_UNANSWERED);
+			return TCX_NEXT;
+		}
 		syn.iss = known->iss;
 		syn.answered = known->answered;
+		syn.given = known->given;
 	}
 	syn.listener = rule - 1;
+	if (syn.answered) /* user space knows it */
+		handshake = TPOT_BASIC;
+	if (handshake != TPOT_CONFIRM)
+		syn.given = 1;
 	/* A socket in TIME-WAIT decides whether the SYN begins a new connection (RFC 6191), and tpot_lookup() finds our listener
 	 * then. With the SYN assigned to the listener, the kernel would drop it, because the addresses are in use. */
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY) ||
@@ -216,8 +292,8 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	}
 	if (shrink_mss(skb, p, o))
 		return drop(T_FAILED);
+	expect_socket(&p->t);
 	count(T_INTERCEPTED);
-	handshake = syn.answered ? TPOT_BASIC : handshake_of(rule - 1); /* user space knows one that was answered */
 	if (handshake != TPOT_BASIC) {
 		int heard = report(skb, &p->t, p->l4, p->doff);
 
@@ -225,6 +301,16 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 			return heard ? drop(T_HELD) : TCX_DROP; /* the asker sends it again */
 	}
 	return deliver(skb);
+}
+
+static __always_inline struct tpot_tunnel *fresh(void)
+{
+	__u32 zero = 0;
+	struct tpot_tunnel *tn = bpf_map_lookup_elem(&tpot_fresh, &zero);
+
+	if (tn)
+		__builtin_memset(tn, 0, sizeof(*tn));
+	return tn;
 }
 
 /* A connection enters its tunnel. tn: what is special about it. */
@@ -261,10 +347,12 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	struct packet in = {};
 	struct tpot_tunnel *tn;
 	struct tpot_syn *syn;
-	struct tpot_tunnel like = {};
+	struct tpot_tunnel *like = fresh();
 	int r, answers, taken = 0, cookie = 0, udp = outer->proto == IPPROTO_UDP;
 	__u32 listener = 0;
 
+	if (!like)
+		return drop(T_FAILED);
 	if (!parse(skb, &in, inner_at(outer), outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		goto unproven;
 	answers = (in.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK);
@@ -300,12 +388,14 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 				goto unproven;
 			if (!may_answer(skb, &in, o, syn, outer->t.remote))
 				return drop(T_UNAUTHENTICATED);
-			like.role = TPOT_ASKER;
-			like.flags = udp ? TPOT_UDP : 0;
+			like->role = TPOT_ASKER;
+			like->ack = in.seq + 1;
+			like->flags = udp ? TPOT_UDP : 0;
 			if (udp && (syn->asked > 1 || !(syn->udp & TPOT_WANT_UDP)))
 				learn((void *)in.t.remote, TPOT_IN_UDP);
-			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, &like))
+			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, like))
 				return drop(T_FAILED);
+			forget((void *)in.t.remote);
 		}
 	} else if (syn && syn->answered && same(syn->peer, outer->t.remote) && same(syn->own, outer->t.local)) {
 		taken = 1;
@@ -319,12 +409,13 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 		} else {
 			listener = syn->listener;
 			cookie = !has_socket(skb, &in);
-			like.role = TPOT_TAKER;
-			like.hops = syn->hops;
-			like.isn = syn->seq;
-			like.listener = listener;
-			like.flags = (cookie ? TPOT_COOKIE : 0) | (udp ? TPOT_UDP : 0);
-			if (open_tunnel(skb, &in.t, syn->peer, syn->own, &like))
+			like->role = TPOT_TAKER;
+			like->hops = syn->hops;
+			like->isn = syn->seq;
+			like->ack = syn->seq + 1;
+			like->listener = listener;
+			like->flags = (cookie ? TPOT_COOKIE : 0) | (udp ? TPOT_UDP : 0);
+			if (open_tunnel(skb, &in.t, syn->peer, syn->own, like))
 				return drop(T_FAILED);
 		}
 	} else {
@@ -357,14 +448,17 @@ static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p
 				   const struct tpot_tunnel *old)
 {
 	__be32 seq = bpf_htonl(p->seq), expected = bpf_htonl(old ? old->ack : p->seq + 1);
+	int r = TCX_NEXT, state;
 	__u16 from, to;
-	int r = TCX_NEXT;
 
 	if (!old && !(syn && syn->role == TPOT_TAKER && syn->seq == p->seq))
-		return TCX_NEXT;
+		return pass_by(skb, p);
 	if (!old && handshake_of(syn->listener) != TPOT_BASIC)
 		report(skb, &p->t, 0, 0);
-	if (has_socket(skb, p)) {
+	state = has_socket(skb, p);
+	if (old && !is_proven_over(old, state))
+		return answer_back(skb, NULL, p, old, T_CHALLENGED);
+	if (state) {
 		if (old && (__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
 			return TCX_NEXT;
 		if (bpf_skb_load_bytes(skb, p->l4 + 12, &from, 2))
@@ -389,7 +483,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	struct tpot_tunnel *tn, *old = NULL;
 	struct options *o;
 	struct tpot_syn *syn;
-	int r = TCX_NEXT;
+	int r = TCX_NEXT, is_syn;
 
 	if (skb->pkt_type != PACKET_HOST || (IS_OUR_MARK(skb->mark) && skb->mark != MARK_HELD) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
@@ -400,12 +494,19 @@ int tpot_ingress(struct __sk_buff *skb)
 	if (p.proto != IPPROTO_TCP)
 		return from_tunnel(skb, &p);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
-	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN && is_over(tn) && !is_alive(skb, &p)) {
-		if (tn->role == TPOT_TAKER)
-			old = tn; /* until the SYN is answered: a socket in TIME-WAIT may refuse it */
-		else
+	is_syn = (p.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN;
+	if (tn && is_syn && is_over(tn)) {
+		int state = has_socket(skb, &p);
+
+		if (state && state != BPF_TCP_TIME_WAIT) {
+			/* it is alive */
+		} else if (tn->role == TPOT_TAKER) {
+			old = tn; /* until the SYN is answered: a socket in TIME-WAIT or the data path may refuse it */
+			tn = NULL;
+		} else if (is_proven_over(tn, state)) {
 			bpf_map_delete_elem(&tpot_tunnels, &p.t);
-		tn = NULL;
+			tn = NULL;
+		}
 	}
 	/* The server answers after the proxy: SYN and retransmission took different routes. Or it opens the same connection from its
 	 * side (RFC 9293, 3.5). */
@@ -417,14 +518,18 @@ int tpot_ingress(struct __sk_buff *skb)
 		/* It refuses a SYN, of which we have sent none: it is that RST for the server. */
 		if ((p.flags & (TH_SYN | TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && !p.seq)
 			return route_on(skb);
+		/* The host has forgotten the connection, and does not ask any more. It would not read a challenge in the tunnel. Its
+		 * answer to this one ends the connection. */
+		if (is_syn && !asks(skb, &p))
+			return answer_back(skb, NULL, &p, tn, T_CHALLENGED);
 		note_arrival(skb, tn, &p);
 		count(T_PLAIN);
 		return deliver(skb);
 	}
 	if (!(p.flags & (TH_SYN | TH_RST)))
-		return TCX_NEXT;
+		return pass_by(skb, &p);
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
-	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN) {
+	if (is_syn) {
 		if (syn && syn->role == TPOT_ASKER)
 			syn->answered = 1; /* the server opens the same connection, and we have no other answer yet */
 		o = read_options(skb, &p);
@@ -436,13 +541,21 @@ int tpot_ingress(struct __sk_buff *skb)
 		}
 		return r == TCX_NEXT && skb->mark != MARK_TAKEN ? give_up(skb, &p, syn, old) : r;
 	}
+	/* The asker does not know our half-open connection, which has challenged its SYN: it has another number. */
+	if (syn && syn->role == TPOT_TAKER && (p.flags & (TH_SYN | TH_RST)) == TH_RST && p.seq == syn->seq + 1) {
+		if (handshake_of(syn->listener) != TPOT_BASIC)
+			report(skb, &p.t, 0, 0);
+		return deliver(skb);
+	}
 	/* The server itself has answered. */
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
 		syn->answered = 1;
 		if (syn->bare) /* something on the path drops segments with the option */
 			learn((void *)p.t.remote, TPOT_BARE);
+		else if (syn->asked)
+			forget((void *)p.t.remote);
 	}
-	return TCX_NEXT;
+	return pass_by(skb, &p);
 }
 
 /* ---- packets that leave ---- */
@@ -544,7 +657,7 @@ int tpot_egress(struct __sk_buff *skb)
 		tn = NULL;
 	}
 	if (tn) {
-		note_departure(tn, &p);
+		note_departure(skb, tn, &p);
 		r = encapsulate(skb, &p, tn->peer, tn->own, tn->flags & TPOT_UDP);
 		if (r != TCX_NEXT || tn->role == TPOT_TAKER)
 			return r;

@@ -53,8 +53,11 @@ enum tpot_constant {
 	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
 	TPOT_KNOWN = 4096,   /* destinations of which something is known; the oldest one makes room */
 	TPOT_KNOWN_FOR = 3600, /* seconds: then the path may be another one */
+	TPOT_AVOID_FOR = 10, /* seconds at first, doubled each time up to TPOT_KNOWN_FOR: two SYNs are lost for many reasons */
 	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
 	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
+	TPOT_PENDING = 65536, /* times of SYNs for our listeners: as many as half-open connections, so that few share one */
+	TPOT_PENDING_FOR = 300, /* seconds: longer than Linux repeats a SYN-ACK, with net.ipv4.tcp_synack_retries up to 7 */
 	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
 	TPOT_MEMBERS = 64,   /* members of a router's farm, both families together: a slot has one byte for its member */
 	TPOT_SLOTS = 16384,  /* parts of a farm's SYNs, for each family: some 256 for each member, which are shared to about 6 % */
@@ -132,7 +135,7 @@ struct tpot_config {
 struct tpot_known {
 	__u64 at;   /* since when, ns, CLOCK_MONOTONIC */
 	__u32 what; /* enum tpot_knowledge */
-	__u32 fill;
+	__u32 lasts; /* seconds from then on. Later, it is only the measure of the next time */
 };
 
 /* An address of this machine, which is never intercepted. Network byte order, IPv4 as ::ffff:a.b.c.d. */
@@ -157,15 +160,18 @@ struct tpot_syn {
 	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
 	__u8 listener;   /* taker: index of the rule and of its socket */
 	__u8 udp;        /* of the SYN, with asker those before as well: enum tpot_capability */
-	__u8 fill;
+	__u8 given;      /* taker: our listener has got the SYN */
 };
 
 enum tpot_tunnel_flag {
-	TPOT_FIN_IN = 1 << 0, /* the peer has sent a FIN */
+	TPOT_FIN_IN = 1 << 0, /* the peer has sent a FIN, or somebody in its name */
 	TPOT_FIN_OUT = 1 << 1,
-	TPOT_RST = 1 << 2,
+	TPOT_RST = 1 << 2,    /* likewise */
 	TPOT_COOKIE = 1 << 3, /* taker: our SYN-ACK was a SYN cookie, so there may be no socket yet */
 	TPOT_UDP = 1 << 4,    /* the tunnel is in UDP */
+	TPOT_FIN_IN_ACKED = 1 << 5,  /* whoever has received it has acknowledged exactly that */
+	TPOT_FIN_OUT_ACKED = 1 << 6,
+	TPOT_RST_EXACT = 1 << 7, /* with the number that was acknowledged last, or ours */
 };
 
 /* A connection in a tunnel; the key is struct tuple as the inner packets have it. */
@@ -180,6 +186,7 @@ struct tpot_tunnel {
 	__u8 fill;
 	__u32 ack;             /* the acknowledgement number sent last, host byte order */
 	__u32 isn;             /* taker: of the SYN, host byte order */
+	__u32 fin_in, fin_out; /* with TPOT_FIN_IN, TPOT_FIN_OUT: the number behind the FIN */
 	__u32 fill2;
 };
 
@@ -205,7 +212,7 @@ enum tpot_router_verdict {
 enum tpot_verdict {
 	T_ASKED = 0,      /* SYN with the option sent */
 	T_NOT_ASKED,      /* retransmitted SYN sent without the option: nobody has answered the ones with it */
-	T_AVOIDED,        /* SYN to a destination that has only answered SYNs without the option in the last hour */
+	T_AVOIDED,        /* SYN to a destination that has only answered SYNs without the option of late */
 	T_NO_SPACE,       /* SYN without space for the option */
 	T_INTERCEPTED,    /* SYN with the option given to our listener, or held */
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
@@ -213,8 +220,11 @@ enum tpot_verdict {
 	T_HELD,           /* SYN with the option kept from our listener until the server answers */
 	T_ADMITTED,       /* the same SYN given to our listener */
 	T_UNREPORTED,     /* SYN with the option of which user space does not hear, since the ring is full. One to be held is dropped */
+	T_UNANSWERED,     /* SYN with the option that comes again, since our listener has not answered the first one: routed on */
 	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
+	T_CHALLENGED,     /* SYN without the option for a live connection in a tunnel: answered by an ACK on the way that it came */
+	T_PASSED_BY,      /* packet outside of any tunnel, past our half-open connection with the same addresses: routed on */
 	T_OPENED,         /* connection enters its tunnel */
 	T_OPENED_UDP,     /* the same, in UDP; counted as opened as well */
 	T_SECOND_ANSWER,  /* second answer to a SYN, a SYN-ACK or the server's own SYN: answered with an RST on the way that it came */

@@ -3,6 +3,7 @@
 #ifndef LONGSPLICE_TPOT_TUNNEL_H
 #define LONGSPLICE_TPOT_TUNNEL_H
 
+#include "aside.h"
 #include "kernel.h"
 #include "mark.h"
 #include "tail.h"
@@ -33,10 +34,7 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct packe
 /* The source port of a connection's tunnel: equal-cost paths hash it (RFC 6335, 6: dynamic ports). */
 static __always_inline __u16 source_port(const struct tuple *t)
 {
-	__u32 mix = t->remote[0] ^ t->remote[1] ^ t->remote[2] ^ t->remote[3] ^ t->local[0] ^ t->local[1] ^ t->local[2] ^
-		    t->local[3] ^ (t->rport << 16 | t->lport);
-
-	return bpf_htons(0xc000 | mix * 0x9e3779b1u >> 18);
+	return bpf_htons(0xc000 | mix(t) >> 18);
 }
 
 /* Write the UDP header of a tunnel: `len` bytes with it. It has no checksum (RFC 6935), because hosts could not
@@ -140,14 +138,15 @@ static __always_inline int turn_ip(struct __sk_buff *skb, const struct packet *p
 	return bpf_skb_store_bytes(skb, p->l3, &ip, sizeof(ip), 0);
 }
 
-/* Answer with an RST (RFC 9293, 3.10.7.1), on the way that the packet came: through its tunnel, or without one. A second answer
- * to a SYN must be reset so, because the socket's own answer would take the connection's way, and would only be a challenge. */
-static __always_inline int reset_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p, __u32 verdict)
+/* Answer on the way that the packet came: through its tunnel, or without one. tn: with an acknowledgement of what its connection
+ * expects, as a challenge (RFC 5961, 4.2). Without one: with an RST (RFC 9293, 3.10.7.1). */
+static __always_inline int answer_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p,
+				       const struct tpot_tunnel *tn, __u32 verdict)
 {
 	int acks = p->flags & TH_ACK;
 	struct tcphdr th = {
 		.source = p->t.lport, .dest = p->t.rport, .seq = acks ? bpf_htonl(p->ack) : 0,
-		.ack_seq = acks ? 0 : bpf_htonl(p->seq + 1), .doff = 5, .rst = 1, .ack = !acks,
+		.ack_seq = tn ? bpf_htonl(tn->ack) : acks ? 0 : bpf_htonl(p->seq + 1), .doff = 5, .rst = !tn, .ack = tn || !acks,
 	};
 	struct sk_buff *kernel_skb = bpf_cast_to_kern_ctx(skb);
 	__be32 tail[2] = { bpf_htonl(sizeof(th)), bpf_htonl(IPPROTO_TCP) };
@@ -183,13 +182,17 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Leave a packet to routing although a socket of ours has the same addresses: the stack would drop it. With metadata for a
- * tunnel, which no device asks for here, the stack does not look for the socket. */
+/* Reset the sender of a second answer to a SYN on the way that it came, because the socket's own answer would take the
+ * connection's way, and would only be a challenge. */
+static __always_inline int reset_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p, __u32 verdict)
+{
+	return answer_back(skb, outer, p, NULL, verdict);
+}
+
+/* Route a packet on past our socket with its addresses, and past the data path, which has its connection. */
 static __always_inline int route_on(struct __sk_buff *skb)
 {
-	static const __u64 none; /* struct bpf_tunnel_key up to its first address, which is a length that the helper knows */
-
-	if (bpf_skb_set_tunnel_key(skb, (void *)&none, sizeof(none), 0))
+	if (set_aside(skb))
 		return drop(T_FAILED);
 	skb->mark = MARK_PLAIN;
 	return TCX_NEXT;

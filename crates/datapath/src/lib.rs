@@ -21,6 +21,7 @@ mod events;
 mod flush;
 mod follow;
 mod foreign;
+mod forward_policy;
 mod guard;
 mod handshake;
 mod hold;
@@ -108,6 +109,7 @@ pub use events::{Event, EventKind, Events, TapPosition, TapRecord};
 pub use flush::flush;
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, is_local};
+pub use forward_policy::dropping_forward_chain;
 pub use guard::has_guard;
 pub use handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets};
 pub use hold::{HeldSegment, Reinjector};
@@ -134,7 +136,7 @@ pub use tpot::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking, TpotHandshake,
     TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, tpot_flush, tpot_known, tpot_tunnels,
 };
-pub use tpot_probe::tpot_probe;
+pub use tpot_probe::{TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
 pub use tpot_router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,
 };

@@ -50,8 +50,6 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
 
 /// Time for which the entry of an ended connection is kept: its last segments may be retransmitted (2 MSL on Linux).
 const LINGER: Duration = Duration::from_secs(60);
-/// Time for which something is known about a destination.
-const KNOWN_FOR: Duration = Duration::from_secs(abi::tpot_constant::TPOT_KNOWN_FOR.0 as u64);
 /// Time without a packet after which a connection is given up, as by conntrack.
 const IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
 
@@ -147,6 +145,8 @@ pub struct TpotTunnel {
     pub in_udp: bool,
     /// Whether both hosts have sent a FIN, or one of them an RST, as far as the packets show.
     pub over: bool,
+    /// Whether nobody can have forged that: the FINs were acknowledged, or the RST had the right number.
+    pub proven: bool,
     /// Time since the last packet, precise to about two seconds.
     pub silent: Duration,
 }
@@ -439,11 +439,14 @@ impl Tpot {
         matches!((in_udp(&legs.client), in_udp(&legs.server)), (Some(client), Some(server)) if client != server)
     }
 
-    /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
-    pub fn sweep(&self) {
+    /// Forgets connections that have ended, a minute later, and those silent for five days. `is_spliced`: whether the data path
+    /// of this process still has a leg, which may have no socket. `None`: it has none, and the end needs proof. Call it every few
+    /// seconds.
+    pub fn sweep(&self, is_spliced: Option<&(dyn Fn(&Tuple) -> bool + Sync)>) {
         let map = self.map("tpot_tunnels");
         for (t, tunnel) in self.tunnels() {
-            if tunnel.silent > IDLE || tunnel.silent > LINGER && is_over(&t, &tunnel) {
+            let lives_on = || is_spliced.map_or(!tunnel.proven, |is_spliced| is_spliced(&t));
+            if tunnel.silent > IDLE || tunnel.silent > LINGER && is_over(&t, &tunnel) && !lives_on() {
                 // one that is gone already needs no removal
                 let _ = map.delete(bytes_of(&t.to_abi()));
             }
@@ -466,6 +469,19 @@ impl Tpot {
             self.owned.remove()?;
         }
         Ok(left)
+    }
+
+    /// Makes what is known about destinations older, for tests.
+    #[cfg(feature = "testing")]
+    pub fn age(&self, by: Duration) -> io::Result<()> {
+        let map = self.map("tpot_known");
+        for key in map.keys() {
+            let Some(value) = map.lookup(&key, MapFlags::ANY).map_err(io_error)? else { continue };
+            let mut known: abi::tpot_known = from_bytes(&value);
+            known.at = known.at.saturating_sub(by.as_nanos() as u64);
+            map.update(&key, bytes_of(&known), MapFlags::ANY).map_err(io_error)?;
+        }
+        Ok(())
     }
 
     /// Runs a program on one packet, for tests: `tpot_ingress` or `tpot_egress`. Writes the resulting packet to `out`. Returns
@@ -547,7 +563,7 @@ fn is_over(t: &Tuple, tunnel: &TpotTunnel) -> bool {
     tunnel.over && socket_state(t).is_none_or(|socket| socket.state == "time-wait")
 }
 
-/// What the connections of this network namespace have shown about the path to a destination. It counts for an hour.
+/// What the connections of this network namespace have shown about the path to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TpotKnown {
     /// The destination.
@@ -557,28 +573,36 @@ pub struct TpotKnown {
     pub in_udp: bool,
     /// How long ago.
     pub ago: Duration,
+    /// How long it counts.
+    pub lasts: Duration,
 }
 
 /// Returns what is known about destinations. Fails if translucent proxying has not been used in this network namespace.
 pub fn tpot_known() -> io::Result<Vec<TpotKnown>> {
+    Ok(all_known()?.into_iter().filter(|known| known.ago < known.lasts).collect())
+}
+
+/// Returns what is known, and what was.
+fn all_known() -> io::Result<Vec<TpotKnown>> {
     let (map, now) = (pinned("tpot_known")?, monotonic());
     let view = |key: Vec<u8>| {
         let known: abi::tpot_known = plain(&map.lookup(&key, MapFlags::ANY).ok()??)?;
         let address = address(plain::<abi::tpot_address>(&key)?.words);
         let in_udp = known.what == abi::tpot_knowledge::TPOT_IN_UDP.0;
-        Some(TpotKnown { address, in_udp, ago: now.saturating_sub(Duration::from_nanos(known.at)) })
+        let lasts = Duration::from_secs(known.lasts.into());
+        Some(TpotKnown { address, in_udp, ago: now.saturating_sub(Duration::from_nanos(known.at)), lasts })
     };
-    Ok(map.keys().filter_map(view).filter(|known| known.ago < KNOWN_FOR).collect())
+    Ok(map.keys().filter_map(view).collect())
 }
 
 /// Forgets what is known about destinations. Returns the number of destinations forgotten.
 pub fn tpot_flush() -> io::Result<usize> {
-    let (all, map) = (tpot_known()?, pinned("tpot_known")?);
+    let (all, map) = (all_known()?, pinned("tpot_known")?);
     for known in &all {
         // one that is gone already needs no removal
         let _ = map.delete(bytes_of(&abi::tpot_address { words: words(known.address) }));
     }
-    Ok(all.len())
+    Ok(all.iter().filter(|known| known.ago < known.lasts).count())
 }
 
 fn pinned(name: &str) -> io::Result<MapHandle> {
@@ -598,6 +622,7 @@ fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
             role,
             in_udp: tn.flags & UDP != 0,
             over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
+            proven: tn.flags & RST_EXACT != 0 || tn.flags & FINS_ACKED == FINS_ACKED,
             silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
         };
         Some((Tuple::from_abi(&t), tunnel))
@@ -636,6 +661,8 @@ pub(crate) mod generated {
 const RST: u32 = abi::tpot_tunnel_flag::TPOT_RST.0;
 const UDP: u32 = abi::tpot_tunnel_flag::TPOT_UDP.0;
 const FINS: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT.0;
+const RST_EXACT: u32 = abi::tpot_tunnel_flag::TPOT_RST_EXACT.0;
+const FINS_ACKED: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN_ACKED.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT_ACKED.0;
 
 /// Returns the addresses of each device, by its index, without those that cannot be routed.
 fn own_addresses() -> io::Result<HashMap<u32, Vec<IpAddr>>> {

@@ -27,7 +27,8 @@ use tokio::{
 /// Maximum number of early connections of a listener: each takes a descriptor and a port. At the limit, the oldest one makes
 /// room, so that a flood of SYNs cannot keep others out for long.
 const MOST: usize = 1024;
-/// Time for which one waits for its client: three retransmissions of a SYN, of either connection, 1, 3 and 7 s after the first.
+/// Time for which one waits for its client: longer than the SYNs of either connection take to be repeated, four times after a second
+/// each on Linux, and then after two (net.ipv4.tcp_syn_linear_timeouts).
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Counts an early connection for as long as it waits ([`Listener::pipeline`](crate::Listener::pipeline)).

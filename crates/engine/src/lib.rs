@@ -92,7 +92,7 @@ pub use listener::{BoundSocket, Listener};
 pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::{
     ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
-    Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, is_local,
+    Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, Tuple, dropping_forward_chain, is_local,
 };
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};

@@ -232,8 +232,9 @@ pub enum TpotCommand {
     Host(TpotHostArgs),
     /// List the connections in tunnels on this machine, as asker (host) or taker (proxy), and what is known about destinations.
     ///
-    /// A destination is avoided for an hour if it has only answered SYNs without the option: something on the path drops
-    /// segments with options that it does not know. With `--udp fallback`, the list also has those to which tunnels are in UDP.
+    /// A destination is avoided if it has only answered SYNs without the option: something on the path may drop segments with
+    /// options that it does not know. This lasts ten seconds at first, and twice as long each time, up to an hour. With `--udp
+    /// fallback`, the list also has those to which tunnels are in UDP.
     Ls(TpotLsArgs),
     /// Forget what is known about destinations: avoid none, and try IP in IP first.
     Flush,
@@ -395,11 +396,11 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Send packets through tunnels to this translucent proxy, and wait for its answers through the tunnels. May be repeated.
+    /// Ask this translucent proxy for a connection, and send packets through tunnels to it. May be repeated.
     ///
-    /// The second address is one whose connections the proxy intercepts. Nothing is sent to it. Both kinds of tunnels are tested,
-    /// IP in IP (protocol 4, or 41 with IPv6) and IP in UDP. Each answer may take up to three seconds; without one, something on
-    /// the path drops the packets, or the proxy is not there.
+    /// The second address is one whose connections the proxy intercepts. A SYN that asks is sent to it, and what answers is reset.
+    /// Both kinds of tunnels are tested, IP in IP (protocol 4, or 41 with IPv6) and IP in UDP. Each answer may take up to three
+    /// seconds; without one, something on the path drops the packets, or the proxy is not there.
     #[arg(long, value_name = "PROXY,SERVER:PORT", value_parser = parse_tunnel)]
     pub tunnel: Vec<(IpAddr, SocketAddr)>,
 }

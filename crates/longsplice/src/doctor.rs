@@ -10,7 +10,7 @@ mod facts;
 use crate::{Outcome, args::DoctorArgs};
 pub use config::memory_limit;
 pub use facts::warn_of_shared_ports;
-use longsplice_datapath::{TPOT_UDP_PORT, tpot_probe};
+use longsplice_datapath::{TPOT_UDP_PORT, TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -91,35 +91,77 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
     Ok(if splicing { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The way to a translucent proxy and back, by IP in IP and in UDP.
+/// The way to a translucent proxy and back: of SYNs that ask, by IP in IP, and in UDP.
 fn tunnels(proxy: IpAddr, server: SocketAddr) -> Vec<Check> {
     const NAME: &str = "tunnel";
-    let protocol = if proxy.is_ipv4() { "IP protocol 4" } else { "IP protocol 41" };
-    let udp = format!("UDP to port {TPOT_UDP_PORT}");
-    let both = tpot_probe(proxy, server, false).and_then(|ip| Ok((ip, tpot_probe(proxy, server, true)?)));
-    let (ip, in_udp) = match both {
-        Ok(both) => both,
+    let all = tpot_ask(proxy, server).and_then(|answer| {
+        let passage = |in_udp| tpot_probe(proxy, server, in_udp);
+        Ok((answer, passage(false)?, passage(true)?))
+    });
+    let (answer, ip, in_udp) = match all {
+        Ok(all) => all,
         Err(e) => {
-            return vec![Check::warning(NAME, format!("{proxy}: {e}"), "needs a route to the proxy, and CAP_NET_RAW")];
+            let cure = "needs a route to the proxy and to the server, and CAP_NET_RAW";
+            return vec![Check::warning(NAME, format!("{proxy}: {e}"), cure)];
         }
     };
+    let mut checks = vec![asking(proxy, server, answer)];
+    let protocol = if proxy.is_ipv4() { "IP protocol 4" } else { "IP protocol 41" };
+    let udp = format!("UDP to port {TPOT_UDP_PORT}");
     let passes = |what: &str| Check::ok(NAME, format!("packets of {what} to {proxy} and back pass"));
     let no_answer = |what: &str| format!("no answer from {proxy} to {what}");
+    let unsent = |what: &str| {
+        let found = format!("a rule of this host keeps {what} from being tested; connections bypass it");
+        Check::new(NAME, State::Note, found)
+    };
     let late = format!("{}: a connection that it intercepts opens late", no_answer(protocol));
+    use TpotPassage::{Lost, Passes, Unsent};
     match (ip, in_udp) {
-        (true, true) => vec![passes(protocol), passes(&udp)],
-        (true, false) => {
-            vec![passes(protocol), Check::new(NAME, State::Note, format!("{}: do not set `udp`", no_answer(&udp)))]
+        (Passes, Passes) => checks.extend([passes(protocol), passes(&udp)]),
+        (Passes, Lost) => {
+            let note = format!("{}: do not set `udp`", no_answer(&udp));
+            checks.extend([passes(protocol), Check::new(NAME, State::Note, note)]);
         }
-        (false, true) => {
+        (Lost, Passes) => {
             let cure =
                 format!("let {protocol} pass both ways, or set --udp fallback here and udp = \"fallback\" there");
-            vec![Check::warning(NAME, late, cure), passes(&udp)]
+            checks.extend([Check::warning(NAME, late, cure), passes(&udp)]);
         }
-        (false, false) => {
+        (Lost, Lost) => {
             let cure =
                 format!("let {protocol} or {udp} pass both ways, and have {proxy} intercept connections to {server}");
-            vec![Check::warning(NAME, late, cure)]
+            checks.push(Check::warning(NAME, late, cure));
+        }
+        (Unsent, Passes) => checks.extend([unsent(protocol), passes(&udp)]),
+        (Passes, Unsent) => checks.extend([passes(protocol), unsent(&udp)]),
+        (Unsent, Unsent) => checks.extend([unsent(protocol), unsent(&udp)]),
+        (Unsent, Lost) => checks.extend([unsent(protocol), Check::new(NAME, State::Note, no_answer(&udp))]),
+        (Lost, Unsent) => checks.extend([Check::new(NAME, State::Note, no_answer(protocol)), unsent(&udp)]),
+    }
+    checks
+}
+
+/// What becomes of a SYN that asks. It takes another way through the firewall of the proxy than packets in a tunnel.
+fn asking(proxy: IpAddr, server: SocketAddr, answer: TpotAnswer) -> Check {
+    const NAME: &str = "asking";
+    let cure = || {
+        let port = server.port();
+        format!(
+            "the route to {server} has to pass {proxy}, whose firewall has to accept it on input (tcp dport {port} accept), \
+             whatever the destination, and whose listener has to intercept it"
+        )
+    };
+    match answer {
+        TpotAnswer::Proxy => Check::ok(NAME, format!("{proxy} answers a SYN to {server} that asks for a proxy")),
+        TpotAnswer::Server => {
+            let found = format!("{server} itself answers a SYN that asks for a proxy: connections have none");
+            Check::warning(NAME, found, cure())
+        }
+        TpotAnswer::Nobody => {
+            let found = format!(
+                "nobody answers a SYN to {server} that asks for a proxy: a connection opens late, and without one"
+            );
+            Check::warning(NAME, found, cure())
         }
     }
 }

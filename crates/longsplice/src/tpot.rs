@@ -56,7 +56,7 @@ async fn run(args: &TpotHostArgs) -> Outcome {
     asking.begin(&tpot).map_err(|e| format!("{e}; {each}"))?;
     tracing::info!("asking for proxies");
     tokio::select! {
-        () = tend(Arc::downgrade(&tpot)) => {}
+        () = tend(Arc::downgrade(&tpot), None) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
@@ -91,13 +91,17 @@ fn list(args: &TpotLsArgs) -> Outcome {
             writeln!(out, "{role}  {} -> {}  tunnel {way}  silent {silent} s{over}", t.local, t.remote)?;
         }
     }
-    for TpotKnown { address, in_udp, ago } in tpot_known().map_err(no_tables)? {
+    for TpotKnown { address, in_udp, ago, lasts } in tpot_known().map_err(no_tables)? {
         if args.json {
             let what = if in_udp { "udp" } else { "avoided" };
-            writeln!(out, "{}", json!({ what: address, "since_ms": ago.as_millis() as u64 }))?;
+            writeln!(
+                out,
+                "{}",
+                json!({ what: address, "since_ms": ago.as_millis() as u64, "for_ms": lasts.as_millis() as u64 })
+            )?;
         } else {
             let what = if in_udp { "in UDP" } else { "avoided" };
-            writeln!(out, "{what}  {address}  since {} s", ago.as_secs())?;
+            writeln!(out, "{what}  {address}  since {} s, for {} s", ago.as_secs(), lasts.as_secs())?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@
 mod running;
 mod translucent;
 
-use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, topology};
+use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, topology};
 use running::{LONGSPLICE, Pins, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
@@ -86,7 +86,8 @@ fn doctor_probes_the_tunnel() {
         let output =
             here.lab.client.command(LONGSPLICE).args(["doctor", "--json", "--tunnel", &named]).output().unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let checks = report["checks"].as_array().unwrap().iter().filter(|c| c["name"] == "tunnel");
+        let ours = |c: &&Value| c["name"] == "tunnel" || c["name"] == "asking";
+        let checks = report["checks"].as_array().unwrap().iter().filter(ours);
         let states: Vec<_> = checks.map(|c| c["state"].as_str().unwrap().to_owned()).collect();
         assert!(!states.is_empty(), "{output:?}");
         states
@@ -99,17 +100,74 @@ fn doctor_probes_the_tunnel() {
             all.map(|states| assert_eq!(states.join().unwrap(), want, "{why}"))
         });
     };
-    both(PORT, &["ok", "ok"], "all passes");
-    both(9, &["warning"], "nothing is intercepted there");
+    both(PORT, &["ok", "ok", "ok"], "all passes");
+    both(9, &["warning", "warning"], "nothing is intercepted there");
+    let rules = |hook, what| format!("table inet t {{ chain c {{ type filter hook {hook} priority 0; {what}; }}; }}");
+    let behind = |at: &Namespace, rules: String, want: &[&str]| {
+        at.execute("nft", &[&rules]).unwrap();
+        both(PORT, want, &rules);
+        at.execute("nft", &["delete table inet t"]).unwrap();
+    };
     let (ip, udp, all) = ("meta l4proto { 4, 41 }", "udp dport 6080", "meta l4proto { 4, 17, 41 }");
-    for (what, want) in [(ip, &["warning", "ok"][..]), (udp, &["ok", "note"]), (all, &["warning"])] {
-        for hook in ["input", "output"] {
-            let rules = format!("table inet t {{ chain c {{ type filter hook {hook} priority 0; {what} drop; }}; }}");
-            here.lab.client.execute("nft", &[&rules]).unwrap();
-            both(PORT, want, &rules);
-            here.lab.client.execute("nft", &["delete table inet t"]).unwrap();
-        }
+    for (what, want) in [(ip, &["ok", "note", "ok"][..]), (udp, &["ok", "ok", "note"]), (all, &["ok", "note", "note"])]
+    {
+        // programs of tc see what the host's own firewall does not
+        behind(&here.lab.client, rules("input", format!("{what} drop")), &["ok", "ok", "ok"]);
+        behind(&here.lab.client, rules("output", format!("{what} drop")), want);
     }
+    for (what, want) in
+        [(ip, &["warning", "warning", "ok"][..]), (udp, &["ok", "ok", "note"]), (all, &["warning", "warning"])]
+    {
+        let on_the_way = |way| {
+            format!("table netdev t {{ chain c {{ type filter hook {way} device c0 priority 0; {what} drop; }}; }}")
+        };
+        here.lab.client.execute("nft", &[&on_the_way("ingress")]).unwrap();
+        both(PORT, want, what);
+        here.lab.client.execute("nft", &["delete table netdev t"]).unwrap();
+    }
+    // a usual firewall on the proxy
+    let usual =
+        "policy drop; ct state established accept; meta l4proto { icmp, ipv6-icmp } accept; tcp dport 22 accept";
+    behind(&here.lab.forwarder, rules("input", usual.into()), &["warning", "ok", "ok"]);
+    let right = format!("{usual}; tcp dport {PORT} accept");
+    behind(&here.lab.forwarder, rules("input", right), &["ok", "ok", "ok"]);
+}
+
+/// The policy of the firewall holds for connections that ask for a proxy, unless the listener has rules of its own.
+#[test]
+#[ignore = "root"]
+fn the_firewalls_forward_policy() {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    let allow = "rules = [{ action = \"allow\" }]\n";
+    let both = listeners(PORT, AT_ONCE) + &listeners(SECOND_PORT, &(allow.to_owned() + AT_ONCE));
+    let here = Translucent::at(lab, &both);
+    let (proxy, _host) = (here.proxy(), here.host());
+    let serving =
+        Family::BOTH.map(|family| [PORT, SECOND_PORT].map(|port| here.serve(topology::SERVER.port(family, port))));
+    let connects = |family, port| {
+        let at = topology::SERVER.port(family, port);
+        here.lab.client.run(|| TcpStream::connect_timeout(&at, Duration::from_secs(10))).is_ok()
+    };
+    for family in Family::BOTH {
+        assert!(connects(family, PORT) && connects(family, SECOND_PORT), "{family:?}");
+    }
+    assert_eq!(counter(&proxy, "tpot", "opened"), 4);
+    let policy = "table inet t { chain guard { type filter hook forward priority 0; policy drop; }; }";
+    here.lab.forwarder.execute("nft", &[policy]).unwrap();
+    let says = || proxy.messages().matches("the firewall's chain guard drops what is forwarded").count();
+    eventually("both listeners without rules stop", || (says() == 2).then_some(()));
+    for family in Family::BOTH {
+        eventually("it is left alone", || (!connects(family, PORT)).then_some(()));
+        assert!(connects(family, SECOND_PORT), "{family:?}: its rules say so");
+    }
+    here.lab.forwarder.execute("nft", &["delete table inet t"]).unwrap();
+    for family in Family::BOTH {
+        let opened = counter(&proxy, "tpot", "opened");
+        eventually("it is intercepted again", || {
+            connects(family, PORT).then(|| counter(&proxy, "tpot", "opened")).filter(|now| *now > opened)
+        });
+    }
+    drop(serving);
 }
 
 /// Requests and names are read of intercepted connections: for rules and the log. They go to the server that the client wants,

@@ -258,7 +258,12 @@ impl Prepared {
         });
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
         let runtime = server.shared.loads.runtime(0);
-        server.tasks.extend(server.tpot.as_ref().map(|tpot| runtime.spawn(tpot::tend(Arc::downgrade(tpot)))));
+        server.tasks.extend(
+            server
+                .tpot
+                .as_ref()
+                .map(|tpot| runtime.spawn(tpot::tend(Arc::downgrade(tpot), Some(server.shared.splicer.clone())))),
+        );
         let upkeep = server.shared.upkeep();
         for name in names(server.shared.pools.values().map(|p| &p.config), bound.iter().map(|(_, _, l)| l)) {
             server.tasks.push(runtime.spawn(server.shared.resolver.clone().follow(name)));
@@ -283,7 +288,8 @@ impl Prepared {
             let runtime = server.shared.loads.runtime(number);
             if let (true, Some(tpot)) = (front.listener.intercepts, &server.tpot) {
                 let (to, full) = (tpot::intercepted(front.listener.listen), [front.full(), shared.all.full()]);
-                server.tasks.push(runtime.spawn(tpot::leave_if_full(Arc::downgrade(tpot), to, full)));
+                let is_open = front.listener.rules.list().is_empty();
+                server.tasks.push(runtime.spawn(tpot::leave(Arc::downgrade(tpot), to, full, is_open)));
             }
             if let Bound::Own(socket) = &socket {
                 let _entered = runtime.enter(); // it accepts there

@@ -9,7 +9,8 @@ use crate::{
     server::StartError,
 };
 use longsplice_engine::{
-    Destinations, DeviceChanges, Listener, Permit, Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp,
+    Destinations, DeviceChanges, Listener, Permit, Splicer, Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, Tuple,
+    dropping_forward_chain,
 };
 use std::{
     io,
@@ -19,7 +20,7 @@ use std::{
 };
 use tokio::{
     sync::watch,
-    time::{sleep, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
 /// Maximum time between two looks at tunnels, devices and addresses.
@@ -108,26 +109,57 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     Ok(Some(Arc::new(tpot)))
 }
 
-/// Leaves SYNs alone while a limit of connections is reached: they are routed on, and their connections work without a proxy.
-pub(crate) async fn leave_if_full(tpot: Weak<Tpot>, to: Destinations, full: [watch::Receiver<bool>; 2]) {
+/// Leaves SYNs alone while a limit of connections is reached: they are routed on, and their connections work without a proxy. The
+/// same if the firewall drops what is forwarded unless a rule accepts it, and the listener has no rules of its own (`is_open`):
+/// whoever asks for a proxy would get where the firewall lets nobody pass.
+pub(crate) async fn leave(tpot: Weak<Tpot>, to: Destinations, full: [watch::Receiver<bool>; 2], is_open: bool) {
     let [mut own, mut all] = full;
-    let mut left = false;
+    let (mut left, mut barred) = (false, None);
+    let mut look = interval(TEND_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let is_full = [*own.borrow_and_update(), *all.borrow_and_update()].contains(&true);
-        if is_full != left {
-            let Some(tpot) = tpot.upgrade() else { return };
-            if let Err(error) = tpot.leave(&to, is_full) {
-                tracing::warn!(%error, "connections beyond the limit are refused, and not routed on");
+        let changed = tokio::select! {
+            changed = own.changed() => changed,
+            changed = all.changed() => changed,
+            _ = look.tick() => {
+                if is_open {
+                    barred = is_barred(&to, barred);
+                }
+                Ok(())
             }
-            left = is_full;
-            let what = if left { "left alone: the limit of connections is reached" } else { "intercepted again" };
-            tracing::debug!(to = %to.net, ports = ?to.ports, "SYNs are {what}");
-        }
-        let changed = tokio::select! { changed = own.changed() => changed, changed = all.changed() => changed };
+        };
         if changed.is_err() {
             return;
         }
+        let is_full = [*own.borrow_and_update(), *all.borrow_and_update()].contains(&true);
+        let leaves = is_full || barred.is_some();
+        if leaves != left {
+            let Some(tpot) = tpot.upgrade() else { return };
+            if let Err(error) = tpot.leave(&to, leaves) {
+                tracing::warn!(%error, "connections beyond the limit are refused, and not routed on");
+            }
+            left = leaves;
+            let what = if left { "left alone" } else { "intercepted again" };
+            tracing::debug!(to = %to.net, ports = ?to.ports, is_full, "SYNs are {what}");
+        }
     }
+}
+
+/// Returns the chain that drops what is forwarded, or the reason why nobody knows. `before`: what was last returned.
+fn is_barred(to: &Destinations, before: Option<String>) -> Option<String> {
+    let now = match dropping_forward_chain(to.net.is_ipv6()) {
+        Ok(chain) => chain.map(|name| format!("the firewall's chain {name} drops what is forwarded")),
+        Err(error) => Some(format!("the firewall's chains cannot be read ({error})")),
+    };
+    if let Some(why) = now.as_ref().filter(|_| now != before) {
+        tracing::warn!(
+            to = %to.net, ports = ?to.ports,
+            "connections that ask for a proxy are left alone: {why}, and would not hold for them; give the listener `rules`"
+        );
+    } else if before.is_some() && now.is_none() {
+        tracing::info!(to = %to.net, ports = ?to.ports, "connections that ask for a proxy are intercepted");
+    }
+    now
 }
 
 /// Connects to the servers of a listener's clients on their SYN, if that is configured. Only for clients that rules and limits
@@ -155,13 +187,30 @@ pub(crate) fn pipeline(shared: &Arc<Shared>, front: &Arc<Front>, listener: &List
     listener.pipeline(handshake, allow, refused)
 }
 
-/// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`.
-pub async fn tend(tpot: Weak<Tpot>) {
+/// Returns whether SYNs were given to a listener that has not answered them.
+fn has_unanswered(tpot: &Tpot) -> bool {
+    tpot.verdicts().is_ok_and(|all| all.iter().any(|(name, n)| *name == "unanswered" && *n > 0))
+}
+
+/// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`. `splicer`: of
+/// this process, if it splices.
+pub async fn tend(tpot: Weak<Tpot>, splicer: Option<Splicer>) {
+    let datapath = splicer.as_ref().and_then(|splicer| splicer.datapath());
+    let is_spliced = datapath.map(|d| |leg: &Tuple| d.path(leg).is_some());
+    let is_spliced = is_spliced.as_ref().map(|f| f as &(dyn Fn(&Tuple) -> bool + Sync));
     let changes = DeviceChanges::new().inspect_err(|error| {
         tracing::warn!(%error, "new devices and addresses are looked for every {} seconds only", TEND_EVERY.as_secs());
     });
+    let mut warned = false;
     while let Some(tpot) = tpot.upgrade() {
-        tpot.sweep();
+        tpot.sweep(is_spliced);
+        if !warned && has_unanswered(&tpot) {
+            warned = true;
+            tracing::warn!(
+                "SYNs that ask for a proxy come again before the listener has answered them, and are routed on: an input rule of \
+                 the firewall drops them, or the listener's queue is full"
+            );
+        }
         if let Err(error) = tpot.follow() {
             tracing::warn!(%error, "new devices and addresses are not known to translucent proxying");
         }

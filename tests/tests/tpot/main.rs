@@ -2,6 +2,7 @@
 
 mod again;
 mod authenticator;
+mod bystanders;
 mod capture;
 mod dissector;
 mod hand;

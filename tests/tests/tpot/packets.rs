@@ -1,7 +1,9 @@
 //! Single packets through the programs of translucent proxying: every header field, and what must be refused. The numbers in the
 //! names are those of the requirements.
 
-use longsplice_datapath::{Destinations, TPOT_EXID, TPOT_UDP_PORT, TestContext, TpotOptions, TpotUdp, tpot_flush};
+use longsplice_datapath::{
+    Destinations, TPOT_EXID, TPOT_UDP_PORT, TestContext, TpotOptions, TpotUdp, tpot_flush, tpot_known,
+};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
@@ -10,7 +12,10 @@ use longsplice_tests::{
     TestTpot,
     packet::{ETHERNET, Icmp, Packet, check_header, flag, verify, verify_icmp},
 };
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 pub(crate) const PORT: u16 = 7000;
 pub(crate) const NEXT: i32 = -1;
@@ -236,6 +241,84 @@ fn r51_the_second_retransmission_does_not_ask() {
         let flushed = h.lab.client.run(|| tpot_flush().expect("a table"));
         assert_eq!(flushed, 1);
         assert_eq!(verify(&h.run(true, &next(79).frame()).2).expect("sums").options.len(), 28);
+    });
+}
+
+/// A destination that only answers without the option is avoided for ten seconds, and twice as long each time, up to an hour. One
+/// answer to a SYN that asks ends that.
+#[test]
+#[ignore = "root"]
+fn r51_one_bad_moment_is_no_property_of_the_path() {
+    each(|h| {
+        let known = || h.lab.client.run(|| tpot_known().expect("a table"));
+        let lasts = || known().iter().map(|known| known.lasts.as_secs()).collect::<Vec<_>>();
+        let next = |seq| Packet { seq, ..h.syn() };
+        let asks = |seq| verify(&h.run(true, &next(seq).frame()).2).expect("sums").options.len() == 28;
+        let direct = |seq: u32| Packet { ack: seq + 1, options: USUAL.to_vec(), ..h.answer() };
+        let fails = |seq| {
+            assert!(asks(seq) && asks(seq) && !asks(seq));
+            h.run(false, &direct(seq).frame());
+            assert!(!asks(seq + 1), "it is avoided");
+        };
+        let mut seq = 77;
+        for seconds in [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600] {
+            // a second connection has begun before the first one has failed
+            let other = Packet { from: SocketAddr::new(h.client.ip(), 4001), ..next(seq) };
+            (0..3).for_each(|_| drop(h.run(true, &other.frame())));
+            fails(seq);
+            h.run(false, &Packet { to: other.from, ..direct(seq) }.frame());
+            assert_eq!(lasts(), [seconds]);
+            h.tpot.age(Duration::from_secs(seconds)).expect("a table");
+            assert_eq!(lasts(), [0; 0]);
+            seq += 10;
+        }
+        // the answer of the server, to a SYN that asks
+        assert!(asks(seq));
+        h.run(false, &direct(seq).frame());
+        seq += 10;
+        fails(seq);
+        assert_eq!(lasts(), [10]);
+        h.tpot.age(Duration::from_secs(10)).expect("a table");
+        // the answer of a proxy
+        let from = SocketAddr::new(h.client.ip(), 4002);
+        h.run(true, &Packet { from, ..h.syn() }.frame());
+        let answer = Packet { to: from, ..h.answer() };
+        h.run(false, &h.tunnelled(&answer, h.proxy, h.client.ip()));
+        assert_eq!(h.tpot.verdict("opened"), 1);
+        seq += 10;
+        fails(seq);
+        assert_eq!(lasts(), [10]);
+        // and what is long past does not count
+        h.tpot.age(Duration::from_secs(3611)).expect("a table");
+        fails(seq + 10);
+        assert_eq!(lasts(), [10]);
+    });
+}
+
+/// Forged FINs, RSTs and SYNs at a host or a proxy that has asked, and whose connection has no socket: it may be spliced.
+#[test]
+#[ignore = "root"]
+fn forged_ends_at_the_asker() {
+    each(|h| {
+        h.open();
+        let (us, syn) = (h.client.ip(), Packet { seq: 9, flags: flag::SYN, options: USUAL.to_vec(), ..h.answer() });
+        let fin = |p: Packet| Packet { flags: flag::FIN | flag::ACK, ..p };
+        let is_there = |why: &str| {
+            assert_eq!(h.run(false, &syn.frame()).0, REDIRECT, "{why}: the SYN is refused");
+            assert_eq!(h.run(true, &h.client_says().frame()).0, REDIRECT, "{why}: the tunnel is still there");
+        };
+        h.run(true, &fin(h.client_says()).frame());
+        is_there("our FIN");
+        h.run(false, &h.tunnelled(&fin(Packet { seq: 70_000, ack: 7, ..h.server_says() }), h.proxy, us));
+        is_there("a forged FIN");
+        h.run(false, &h.tunnelled(&Packet { seq: 70_000, flags: flag::RST, ..h.server_says() }, h.proxy, us));
+        is_there("a forged RST");
+        let end = fin(Packet { ack: 1102, ..h.server_says() });
+        h.run(false, &h.tunnelled(&end, h.proxy, us));
+        is_there("the FIN, which nobody has acknowledged");
+        h.run(true, &Packet { seq: 1102, ack: 5102, payload: Vec::new(), ..h.client_says() }.frame());
+        assert_eq!(h.run(false, &syn.frame()), (NEXT, 0, syn.frame()), "both are acknowledged");
+        assert_eq!(h.run(true, &h.client_says().frame()).0, NEXT, "the tunnel is gone");
     });
 }
 
