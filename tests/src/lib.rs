@@ -204,7 +204,7 @@ impl Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
             let listener = splicer.listen(listen).await.expect("listen");
-            let mut pairs = splicer.end_to_end(&listener, move |_| Some(target)).expect("raw sockets");
+            let mut pairs = splicer.end_to_end(&listener, move |_| Some(target), |_, _, _| ()).expect("raw sockets");
             hold_first_data(&pairs, &policy);
             ready.send(splicer.clone()).expect("the test waits");
             loop {

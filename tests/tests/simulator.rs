@@ -149,6 +149,19 @@ fn with_gigabytes_between_two_steps() {
     assert!(env::var_os("SIM_SEED").is_some() || sum.get().iter().all(|n| *n > 1000));
 }
 
+/// The hosts connect again at once, and the flow of their old connection has not ended yet: it ends, and changes nothing.
+#[test]
+fn with_ports_that_come_back() {
+    let sum = std::cell::Cell::new([0; 2]);
+    all(Kind::Reused, |_, o| {
+        let [reused, spliced] = sum.get();
+        sum.set([reused + u32::from(o.reused), spliced + u32::from(o.reused && o.splices > 0)]);
+        None
+    });
+    eprintln!("came back, of these after a splice: {:?}", sum.get());
+    assert!(env::var_os("SIM_SEED").is_some() || sum.get().iter().all(|n| *n > 100));
+}
+
 #[test]
 fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);

@@ -9,7 +9,7 @@ use longsplice_tests::{Forwarder, at_once};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io::{self, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -152,6 +152,145 @@ fn a_client_that_has_reset_comes_again_from_the_same_port() {
         drop(second);
         assert_eq!(f.ended(2)[1].how, EndReason::Closed);
     }
+}
+
+/// How the connection of a client that comes again ends.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    ClientFin,
+    ServerFin,
+    BothFin,
+    ClientReset,
+    ServerReset,
+}
+
+const ENDS: [End; 5] = [End::ClientFin, End::ServerFin, End::BothFin, End::ClientReset, End::ServerReset];
+/// Bytes of an answer: more than one window, so that much of it is forwarded.
+const ANSWER: usize = 100_000;
+
+fn reset(s: TcpStream) {
+    SockRef::from(&s).set_linger(Some(Duration::ZERO)).expect("option");
+}
+
+/// Answers each client with bytes that differ from those of its next connection, and ends as it wants.
+fn answer(mut s: TcpStream) -> io::Result<()> {
+    let mut question = [0; 2];
+    s.set_read_timeout(Some(PATIENCE))?;
+    s.read_exact(&mut question)?;
+    s.write_all(&[question[1]; ANSWER])?;
+    match ENDS[usize::from(question[0])] {
+        End::ServerFin | End::BothFin => s.shutdown(Shutdown::Write)?,
+        End::ServerReset => {
+            s.read_exact(&mut [0])?; // the client has all
+            reset(s);
+            return Ok(());
+        }
+        End::ClientFin | End::ClientReset => {}
+    }
+    s.read(&mut [0]).map(drop)
+}
+
+/// Connects from this address, as soon as the host's own last connection from there has gone.
+fn connect_from(from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    let connect = || {
+        let s = Socket::new(Domain::for_address(from), Type::STREAM, None)?;
+        s.set_reuse_address(true)?;
+        s.bind(&from.into())?;
+        s.connect_timeout(&to.into(), PATIENCE).map(|()| s.into())
+    };
+    let is_there = |r: &io::Result<TcpStream>| r.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AddrNotAvailable);
+    wait_for(PATIENCE, || Some(connect()).filter(|r| !is_there(r))).unwrap_or_else(connect)
+}
+
+/// Connects once, and ends as it is this connection's turn.
+fn come(from: SocketAddr, to: SocketAddr, n: usize) -> io::Result<()> {
+    let (end, byte) = (n % ENDS.len(), n as u8);
+    let mut s = connect_from(from, to)?;
+    s.set_read_timeout(Some(PATIENCE))?;
+    s.write_all(&[end as u8, byte])?;
+    let mut all = vec![0; ANSWER];
+    s.read_exact(&mut all)?;
+    if all.iter().any(|b| *b != byte) {
+        return Err(io::Error::other("bytes of another connection"));
+    }
+    let wait_for_fin = |s: &mut TcpStream| match s.read(&mut [0])? {
+        0 => Ok(()),
+        _ => Err(io::Error::other("more bytes")),
+    };
+    match ENDS[end] {
+        End::ClientFin | End::BothFin => {
+            s.shutdown(Shutdown::Write)?;
+            wait_for_fin(&mut s)
+        }
+        End::ServerFin => wait_for_fin(&mut s),
+        End::ClientReset => {
+            reset(s);
+            Ok(())
+        }
+        End::ServerReset => {
+            s.write_all(&[1])?;
+            match s.read(&mut [0]) {
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+                other => Err(io::Error::other(format!("{other:?} instead of a reset"))),
+            }
+        }
+    }
+}
+
+/// Clients that keep no TIME-WAIT connect again from the same port as soon as their connection is over, while tasks and the
+/// keeper may not have heard of its end. What these do later must not reach the next connection, and its SYN must not be
+/// answered by the socket of the last one, or the client would send it again after a second.
+fn clients_come_again(start: impl FnOnce(&Lab, SocketAddr, SocketAddr) -> (Forwarder, SocketAddr)) {
+    const CLIENTS: usize = 4;
+    const TIMES: usize = 250;
+    let lab = Lab::new(Shape::TwoDevices, Options { in_order: InOrder::All, ..Options::default() }).expect("lab");
+    for host in [&lab.client, &lab.server] {
+        host.sysctl("net.ipv4.tcp_max_tw_buckets", "0").expect("sysctl");
+    }
+    let server = SERVER.port(Family::V4, 7000);
+    let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    lab.server.spawn(move || {
+        // a client that has gone is no failure of the server
+        listener.incoming().flatten().for_each(|s| drop(thread::spawn(|| answer(s))));
+    });
+    let (f, to) = start(&lab, server, FORWARDER_TO_CLIENT.port(Family::V4, 7000));
+    let client = |i: usize| {
+        let from = CLIENT.port(Family::V4, 4000 + i as u16);
+        let once = move |n| come(from, to, n + i).map_err(|e| format!("{n}, {:?}: {e}", ENDS[(n + i) % ENDS.len()]));
+        lab.client.spawn(move || (0..TIMES).try_for_each(once))
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+    let failed: Vec<_> = clients.into_iter().filter_map(|c| c.join().expect("client").err()).collect();
+    assert!(failed.is_empty(), "{failed:?}\n{:?}\n{:?}", f.splicer.flows(), f.verdicts());
+    wait_for(PATIENCE, || f.splicer.flows().is_empty().then_some(()))
+        .unwrap_or_else(|| panic!("these flows stay: {:?}", f.splicer.flows()));
+    let ended = f.ended(CLIENTS * TIMES);
+    let odd: Vec<_> = ended.iter().filter(|e| matches!(e.how, EndReason::Stopped | EndReason::Idle)).collect();
+    assert!(odd.is_empty(), "{} of {}: {:?}", odd.len(), ended.len(), odd.first());
+    let again = lab.client.counter("TcpExt", "TCPSynRetrans").expect("counter");
+    assert!(again < (CLIENTS * TIMES / 20) as u64, "{again} SYNs were sent again: {:?}", f.verdicts());
+    let full = f.verdict("table-full");
+    assert!(full < (CLIENTS * TIMES / 20) as u64, "{full} found no place: {:?}", f.verdicts());
+}
+
+#[test]
+#[ignore = "root"]
+fn clients_come_again_from_the_same_port_at_once() {
+    clients_come_again(|lab, server, proxy| (Forwarder::start(lab, proxy, server, at_once()), proxy));
+}
+
+#[test]
+#[ignore = "root"]
+fn transparent_clients_come_again_from_the_same_port_at_once() {
+    clients_come_again(|lab, server, _| (Forwarder::foreign(lab, server, at_once()), server));
+}
+
+#[test]
+#[ignore = "root"]
+fn clients_shake_hands_again_from_the_same_port_at_once() {
+    clients_come_again(|lab, server, proxy| {
+        (Forwarder::plugged(lab, proxy, [server; 2], at_once(), OpenOptions::default()), proxy)
+    });
 }
 
 #[test]

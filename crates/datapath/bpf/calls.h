@@ -103,6 +103,18 @@ static __always_inline void tell_hop(struct hop *h, const struct leg *l)
 	h->mark = l->mark;
 }
 
+/* Are these the legs that are meant? A port may have been reused for a new connection, and an HTTP leg may have joined another
+ * flow: that one must not be switched. */
+static __noinline int are_meant(const struct switch_args *g, __u32 a, __u32 b)
+{
+	return is_meant(&g->a.leg, a) && is_meant(&g->b.leg, b);
+}
+
+static __always_inline int is_flow(const struct switch_args *g, const struct leg *a, const struct leg *b)
+{
+	return is_paired(a, &g->b.leg) && is_paired(b, &g->a.leg);
+}
+
 /* Run a switch_op on a flow. */
 SEC("syscall")
 int switch_flow(struct switch_call *ctx)
@@ -111,8 +123,12 @@ int switch_flow(struct switch_call *ctx)
 	struct leg *a = bpf_map_lookup_elem(&legs, &g->a.leg), *b = bpf_map_lookup_elem(&legs, &g->b.leg);
 
 	g->result = SWITCH_UNTRACKED;
-	if (g->op == OP_STOP || g->op == OP_RESUME) {
+	if (!are_meant(g, ctx->generation_a, ctx->generation_b)) {
+		g->result = SWITCH_OTHER;
+	} else if (g->op == OP_STOP || g->op == OP_RESUME) {
 		g->result = stop_released(g);
+	} else if (a && b && (g->op == OP_COMMIT || g->op == OP_UNSPLICE) && !is_flow(g, a, b)) {
+		g->result = SWITCH_OTHER;
 	} else if (a && b) {
 		switch (g->op) {
 		case OP_FREEZE:
@@ -163,7 +179,7 @@ static __always_inline int is_closing(const struct leg *l)
 	return !untouched(l) && !(l->flags & (LEG_RESET | LEG_SPLICED)) && (l->flags & over) != over;
 }
 
-/* May the operation remove entry and record of `t`? The port may have been reused for a new connection meanwhile. */
+/* May the operation remove entry and record of `t`? */
 static __noinline int may_go(const struct path_args *args, const struct tuple *t)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
@@ -179,9 +195,7 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT) || (!p && l->flags & LEG_SPLICED);
 	if (args->op == PATH_RETURN)
 		return !l || is_spare(l);
-	if (!l || !args->leg_flags)
-		return !l && !args->leg_flags;
-	return l->irs == args->irs && l->iss == args->iss;
+	return !l == !args->leg_flags;
 }
 
 /* Remove entry and record. */
@@ -191,10 +205,11 @@ static __noinline int forget(const struct tuple *t)
 	return bpf_map_delete_elem(&legs, t);
 }
 
-/* Remove entry and record if may_go() agrees. Returns 1 if they were kept. */
-static __always_inline int forget_if_may(const struct path_args *args, const struct tuple *t)
+/* Remove entry and record if may_go() agrees. Returns 1 if they were kept. meant: the connection's generation, or 0 for any. If
+ * the port was reused for a new connection meanwhile, that one keeps its own. */
+static __always_inline int forget_if_may(const struct path_args *args, const struct tuple *t, __u32 meant)
 {
-	if (!may_go(args, t))
+	if (!is_meant(t, meant) || !may_go(args, t))
 		return 1;
 	forget(t);
 	return 0;
@@ -203,10 +218,10 @@ static __always_inline int forget_if_may(const struct path_args *args, const str
 /* The same for the entries of `key` and, if given, `other`. Returns path_args.result. */
 static __always_inline int forget_flow(const struct path_args *args)
 {
-	int kept = forget_if_may(args, &args->key);
+	int kept = forget_if_may(args, &args->key, args->generation);
 
 	if (args->other.lport)
-		kept |= forget_if_may(args, &args->other) << 1;
+		kept |= forget_if_may(args, &args->other, args->other_generation) << 1;
 	return kept;
 }
 
@@ -345,8 +360,6 @@ static __always_inline int describe(struct path_args *args)
 	if (!l)
 		return 1;
 	args->leg_flags = l->flags;
-	args->irs = l->irs;
-	args->iss = l->iss;
 	args->ifindex = l->ifindex;
 	if (l->flags & LEG_SPLICED)
 		return 0;
@@ -376,6 +389,20 @@ static __noinline int exchange(struct path_args *args)
 	return 0;
 }
 
+/* Tell which connections the entries of `key` and `other` belong to. */
+static __noinline int tell_generations(struct path_args *args)
+{
+	args->generation = generation(&args->key);
+	args->other_generation = args->other.lport ? generation(&args->other) : 0;
+	return 0;
+}
+
+/* Does the operation concern whichever connection has the entry? */
+static __always_inline int is_for_any(__u32 op)
+{
+	return op == PATH_GET || op == PATH_ADD || op == PATH_PUT;
+}
+
 /* Run a path_op on the table of path entries. */
 SEC("syscall")
 int path_entry(struct path_args *ctx)
@@ -390,7 +417,7 @@ int path_entry(struct path_args *ctx)
 	}
 	if (args.op == PATH_IDLE) {
 		args.result = !describe(&args);
-		goto out;
+		goto tell;
 	}
 	if (args.op == PATH_DECIDED) {
 		decided(&args.key);
@@ -407,6 +434,8 @@ int path_entry(struct path_args *ctx)
 	}
 	found = !!find_path(&args.key);
 	args.result = !found;
+	if (!is_for_any(args.op) && !is_meant(&args.key, args.generation))
+		goto out;
 	if (args.op == PATH_UNTAP)
 		untap(&args.key);
 	else if (args.op == PATH_TRACED || args.op == PATH_UNTRACED)
@@ -427,6 +456,8 @@ int path_entry(struct path_args *ctx)
 		args.result |= !p;
 	}
 	exchange(&args);
+tell:
+	tell_generations(&args);
 out:
 	*ctx = args;
 	return 0;
@@ -436,7 +467,7 @@ out:
 SEC("syscall")
 int clear_ended(struct clear_call *ctx)
 {
-	const __u32 pair = sizeof(struct tuple) * 2;
+	const __u32 size = sizeof(struct ended_flow), legs = sizeof(struct tuple) * 2, generations = size - legs;
 	struct path_args args = { .op = PATH_CLEAR };
 	__u64 kept = 0;
 	__u32 i;
@@ -444,7 +475,9 @@ int clear_ended(struct clear_call *ctx)
 	bpf_for(i, 0, CLEAR_FLOWS) {
 		if (i >= ctx->count)
 			break;
-		if (bpf_copy_from_user(&args.key, pair, (const void *)(ctx->flows + i * pair)))
+		/* two copies: another struct would not fit on the stack */
+		if (bpf_copy_from_user(&args.key, legs, (const void *)(ctx->flows + i * size)) ||
+		    bpf_copy_from_user(&args.generation, generations, (const void *)(ctx->flows + i * size + legs)))
 			kept |= 3ull << i * 2;
 		else
 			kept |= (__u64)forget_flow(&args) << i * 2;

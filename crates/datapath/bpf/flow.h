@@ -187,7 +187,7 @@ struct path6 {
 /* A slot of the table of path entries (table.h, place.h): the part that both families share. */
 struct slot {
 	__u64 hop;   /* of a home: which of its places hold keys of this home, one bit each */
-	__u32 state; /* of a place: taken, or the time at which it became free */
+	__u32 state; /* of a place: taken by this generation, or the time at which it became free */
 	__u32 key[];
 };
 
@@ -258,7 +258,8 @@ struct train {
 	__u16 out_rport, out_lport;
 	__u8 doff;      /* length of the TCP header, bytes */
 	__u8 fin;       /* the segment has a FIN */
-	__u8 fill[6];
+	__u8 fill[2];
+	__u32 generation; /* of the entry that it was forwarded by */
 };
 
 /* ---- events, system-call programs ---- */
@@ -272,6 +273,7 @@ enum event_kind {
 	EVENT_OVERSIZE = 6,   /* the sender keeps sending segments that do not fit the next hop's MTU */
 	EVENT_LIMIT_REACHED = 7,     /* all bytes up to the limit were forwarded */
 	EVENT_DESERTED = 8,   /* a transparent connection's host sends to a socket that is gone */
+	EVENT_REPLACED = 9,   /* a new connection takes the place of the leg's, which is over: its entries are removed */
 };
 
 /* How to read tap_record.at. */
@@ -318,6 +320,9 @@ enum trace_word {
 struct event {
 	struct tuple leg;
 	enum event_kind kind;
+	__u32 generation; /* of the leg's entry; 0: there is none */
+	__u32 more;       /* EVENT_REPLACED: 1 if the same event of the flow's other leg follows */
+	struct path p;    /* the entry */
 };
 
 /* Values of half.limit: up to LIMIT_MAX a number of bytes, otherwise one of the other two. */
@@ -363,6 +368,7 @@ enum switch_result {
 	SWITCH_SHORT = 8,     /* OP_FREEZE, OP_COMMIT: all bytes up to the limit have arrived already */
 	SWITCH_SILENT = 9,    /* OP_FREEZE: a host was silent for so long that its TSval may have gone half round */
 	SWITCH_OPTIONS = 10,  /* OP_FREEZE: timestamps or selective acknowledgements were negotiated on one leg only */
+	SWITCH_OTHER = 11,    /* the entry or record belongs to another connection by now, or the legs are not a flow */
 };
 
 struct switch_args {
@@ -392,6 +398,7 @@ struct hop {
 struct switch_call {
 	struct switch_args args;
 	struct hop hop_a, hop_b; /* out */
+	__u32 generation_a, generation_b; /* in: of the connections that are meant; 0: whichever they are */
 };
 
 /* What to do with the path entry of path_args.key; several operations also change the leg's record. */
@@ -405,7 +412,7 @@ enum path_op {
 	PATH_NEXT = 7,   /* find the next entry, from slot number `slot` on; `slot` moves past it */
 	PATH_UNSEEN = 8, /* segments may have passed unseen: mark the record as not tracked */
 	PATH_IDLE = 9,   /* as PATH_NEXT, for entries in control mode; also report from the leg's record */
-	PATH_SWEEP = 10, /* as PATH_REMOVE, if it still is the connection that PATH_IDLE reported, and not in forwarding mode */
+	PATH_SWEEP = 10, /* as PATH_REMOVE, if it still is as PATH_IDLE reported it, and not in forwarding mode */
 	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without a record */
 	PATH_MOVE = 12,   /* change the next hop of an entry in forwarding mode from p_other.via to p.p.via */
 	PATH_STOPPED = 13, /* as PATH_NEXT, for entries that are not in forwarding mode */
@@ -433,7 +440,10 @@ struct path_args {
 	__u32 mss;          /* PATH_ADD: out: announced by the host of `other`, bytes; 0: no `other` */
 	__u32 leg_flags;    /* PATH_ADD: flags for the record beside LEG_SYN; without a record of `other`, also what our SYN may
 			     * offer. PATH_IDLE: out: those of the record, 0: no record */
-	__u32 irs, iss;     /* of the record (PATH_IDLE: out, PATH_SWEEP: in); they identify one connection of the four-tuple */
+	/* Of the entries of `key` and `other`. In, except for PATH_GET, PATH_ADD and the walks: the connections that are meant; 0:
+	 * whichever they are. An operation on another connection changes nothing; what was to be removed counts as kept. Out: those of
+	 * the entries. */
+	__u32 generation, other_generation;
 	__u32 ifindex;      /* PATH_IDLE: out: of the record */
 	__u32 fill;
 	__u64 slot;         /* PATH_NEXT, PATH_IDLE, PATH_STOPPED: slot number */
@@ -441,9 +451,15 @@ struct path_args {
 	struct path p_other; /* PATH_GET: out: the entry of `other`; PATH_MOVE: `via` is the old next hop */
 };
 
+/* A flow that has ended, as path_args describes it. */
+struct ended_flow {
+	struct tuple key, other;
+	__u32 generation, other_generation;
+};
+
 /* The argument of clear_ended(): PATH_CLEAR for many flows. */
 struct clear_call {
-	__u64 flows;  /* address in user space of an array of `count` pairs of struct tuple, like path_args.key and .other */
+	__u64 flows;  /* address in user space of an array of `count` times struct ended_flow */
 	__u32 count;  /* at most CLEAR_FLOWS */
 	__u32 fill;
 	__u64 kept;   /* out: two bits for each flow, as in path_args.result; the lowest are those of the first flow */

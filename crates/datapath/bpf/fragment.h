@@ -210,6 +210,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	t.out_lport = sc->other.lport;
 	t.doff = sc->doff;
 	t.fin = !!(sc->s.flags & TH_FIN);
+	t.generation = generation(&sc->t);
 	k = train_key(sc);
 	known = bpf_map_lookup_elem(&fragment_trains, &k);
 	if (known && known->seq == t.seq && known->out_lport == t.out_lport && known->out_rport == t.out_rport &&
@@ -256,7 +257,8 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	sc->t.rport = t->rport;
 	sc->t.lport = t->lport;
 	p = way_out(sc, &v);
-	if (!p || !v || is_crossed(sc) || sc->other.rport != t->out_rport || sc->other.lport != t->out_lport)
+	if (!p || !v || is_crossed(sc) || sc->other.rport != t->out_rport || sc->other.lport != t->out_lport ||
+	    !is_meant(&sc->t, t->generation))
 		return drop(V_FRAGMENT_LATE); /* the ports belong to another flow by now */
 	rev = find_path(&sc->other);
 	w.all = *(volatile __u64 *)&p->word.all;

@@ -38,7 +38,7 @@ struct inet_connection_sock {
 
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
-	__u32 snd_nxt;
+	__u32 snd_nxt, rcv_nxt;
 } __attribute__((preserve_access_index));
 
 void *bpf_cast_to_kern_ctx(void *) __ksym;

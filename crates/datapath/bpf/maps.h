@@ -10,6 +10,7 @@
 
 /* Types that no map refers to: these variables put them into the BTF, from which user space's view is generated. */
 const volatile struct event event_layout;
+const volatile struct ended_flow ended_flow_layout;
 const volatile enum constant constant_layout;
 const volatile enum mark mark_layout;
 const volatile enum leg_flag leg_flag_layout;
@@ -173,7 +174,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18); /* about 4000 events; user space polls phases, too, so a lost one only causes a delay */
+	__uint(max_entries, 1 << 19); /* about 5000 events; user space polls phases, too, so a lost one only causes a delay */
 } events SEC(".maps");
 
 /* Not 0: user space reads `events` at short intervals, so that most events need no wake-up. Not pinned: it is about a process. */

@@ -7,18 +7,6 @@
 #include "path.h"
 #include "reset.h"
 
-/* Is `peer` still the leg's peer? It was looked up without the lock, and the leg may have joined another flow since. A segment
- * sent to the former peer with the numbers of the new one would acknowledge bytes that its host never sent. */
-INLINE int is_paired(const struct leg *l, const struct tuple *peer)
-{
-	const __u32 *a = (const __u32 *)&l->peer, *b = (const __u32 *)peer;
-	__u32 differ = 0, i;
-
-	for (i = 0; i < sizeof(*peer) / sizeof(*a); i++)
-		differ |= a[i] ^ b[i];
-	return !differ;
-}
-
 /* Is a freeze under way on another processor, with l frozen and o not yet? */
 INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 {

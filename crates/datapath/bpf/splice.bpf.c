@@ -41,12 +41,56 @@ static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scr
 	return o->mss_in && (!mtu || most < mtu) ? most : mtu;
 }
 
-/* Remove the entries of a connection that is over, so that a new one from the same port can begin (RFC 6191). */
-static __always_inline int begin_anew(const struct tuple *t)
+/* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. */
+static __noinline int replace(const struct tuple *t, int more)
 {
+	submit(t, EVENT_REPLACED, more, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
 	bpf_map_delete_elem(&legs, t);
-	remove_path(t);
-	return RETRY;
+	return remove_path(t);
+}
+
+/* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
+ * entries of the old one go, and its flow is told. both: those of the flow's other leg, sc->other, as well, or its late segments
+ * would enter the new connection. The socket of the old connection may still be there, since its segments were forwarded past it,
+ * and user space has not heard of the end yet. It would challenge the SYN, and the client would have to send that again after a
+ * second. So the socket gets an RST, and the SYN arrives once more behind it. */
+__noinline int begin_anew(struct __sk_buff *skb, int both)
+{
+	struct scratch *sc = scratch();
+	struct tcp_sock *tp = NULL;
+	struct bpf_sock *sk;
+	__u32 next = 0, live = 0;
+
+	if (!sc)
+		return TCX_NEXT;
+	if (both)
+		replace(&sc->other, 1);
+	replace(&sc->t, 0);
+	sk = sc->taken ? NULL : socket_of(skb, sc); /* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
+	if (!sk)
+		return RETRY;
+	if (sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_TIME_WAIT && sk->state != BPF_TCP_NEW_SYN_RECV)
+		tp = bpf_skc_to_tcp_sock(sk);
+	if (tp) {
+		next = tp->rcv_nxt;
+		live = 1;
+	}
+	bpf_sk_release(sk);
+	if (!live || bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		return RETRY;
+	sc->p.l.seq = next;
+	sc->p.l.flags = TH_RST;
+	sc->p.l.win = sc->p.l.urg = 0;
+	sc->p.l.strip_ecn = 1;
+	sc->p.l.keep = 0;
+	sc->ts_at = sc->sack_at = 0;
+	return emit_local(skb, 0);
+}
+
+/* Does `rev` belong to the flow of sc->t, as the entry of the leg where its packets leave? */
+static __always_inline int leads_back(const struct scratch *sc, const struct path *rev)
+{
+	return rev->rport == sc->t.rport && rev->lport == sc->t.lport;
 }
 
 static __always_inline int as_it_came(void)
@@ -80,8 +124,10 @@ __noinline int slow_special(struct __sk_buff *skb)
 	 * being opened: a SYN must not end that. */
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
 	    (l->flags & LEG_RESET || is_over(l) ||
-	     (in_control(l) && (!sc->end_to_end || listened(sc)) && !has_live_socket(skb, sc))))
-		return begin_anew(&sc->t);
+	     (in_control(l) && (!sc->end_to_end || listened(sc)) && !has_live_socket(skb, sc)))) {
+		o = l->flags & LEG_PAIRED && is_switching(l) ? bpf_map_lookup_elem(&legs, &sc->other) : NULL;
+		return begin_anew(skb, o && is_paired(o, &sc->t));
+	}
 	/* Until user space has created the socket, the kernel would answer with a reset. */
 	if (sc->end_to_end && sc->s.flags & TH_SYN && !has_socket(skb, sc))
 		return drop(V_HANDSHAKE_LOST);
@@ -97,6 +143,8 @@ __noinline int slow_special(struct __sk_buff *skb)
 	}
 	if (l->flags & LEG_PAIRED)
 		o = bpf_map_lookup_elem(&legs, &sc->other);
+	if (o && !is_paired(o, &sc->t))
+		o = NULL;
 	step = record_reset(l, o, &sc->s, p);
 	if (step == STEP_RECORD)
 		return RETRY;
@@ -185,6 +233,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (l->flags & LEG_PAIRED) {
 		sc->other = l->peer;
 		o = bpf_map_lookup_elem(&legs, &sc->other);
+		if (o && !is_paired(o, &sc->t))
+			o = NULL; /* it has left this flow, or is another connection by now */
 		if (l->flags & LEG_SPLICED) {
 			pl = find_path(&sc->t);
 			po = find_path(&sc->other);
@@ -299,10 +349,8 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 static __always_inline int fast_syn(struct __sk_buff *skb, struct scratch *sc, const struct path *p, const struct path *rev,
 				    union path_word w)
 {
-	if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
-		begin_anew(&sc->other); /* or late segments of the old flow would enter the new connection */
-		return begin_anew(&sc->t);
-	}
+	if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST)))
+		return begin_anew(skb, 1);
 	count(V_SYN);
 	return challenge(skb, sc, p, rev);
 }
@@ -321,8 +369,10 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (!v)
 		return drop(V_NO_PEER);
 	if (w.flags & PATH_DEAD) {
-		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN)
-			return begin_anew(&sc->t);
+		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
+			rev = lead_out(sc, p, remote6, v) ? find_path(&sc->other) : NULL;
+			return begin_anew(skb, rev && leads_back(sc, rev));
+		}
 		/* The receiver may have ignored the reset because it was ahead of it. When it sends again, it must be reset
 		 * again: by the kernel, if there is no socket; otherwise by the host that sent the reset, because a parked
 		 * socket would swallow the segment. */
@@ -332,7 +382,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (!lead_out(sc, p, remote6, v))
 		return drop(V_NO_PEER);
 	rev = find_path(&sc->other);
-	if (!rev)
+	if (!rev || !leads_back(sc, rev)) /* gone, or another connection by now */
 		return drop(V_NO_PEER);
 	refused = sc->s.flags & (TH_SYN | TH_RST) ? 0 : path_refuses(p, w, rev, &sc->s); /* SYN and RST have their own rules */
 	if (refused)
@@ -566,9 +616,10 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	/* An RST while our SYN is unanswered: the host has answered the SYN with the numbers of an earlier connection of this
-	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. */
+	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. If the hosts shake
+	 * hands, it has no socket yet: the segment is from that of an earlier one. */
 	if (l->flags & LEG_SYN)
-		return TCX_NEXT;
+		return l->flags & LEG_END_TO_END ? drop(V_LOCAL_MUTED) : TCX_NEXT;
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED && is_switching(l)) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);

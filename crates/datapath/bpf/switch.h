@@ -500,6 +500,17 @@ INLINE int is_false_end(const struct leg *l, __u32 end)
 
 /* ---- a segment from the local socket: under the leg's lock ---- */
 
+/* Is the RST from a socket of an earlier connection with the same addresses, which is closed just now? It acknowledges what has
+ * not arrived. Fragments, and segments that came while no program was attached, have arrived unseen. */
+INLINE int is_of_earlier(const struct leg *l, __u32 ack)
+{
+	__u32 first = l->irs + 1;
+
+	if (!(l->flags & LEG_TRACKED) || l->flags & LEG_FRAGMENTS)
+		return 0;
+	return l->in64 < FAR ? ack - first > l->max_in - first : after(ack, l->max_in);
+}
+
 /* Translate the segment to the numbers of the wire. room: right edge of the other host's window (in space of `l`). Returns 0
  * if the socket is muted. */
 INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u32 room)
@@ -512,6 +523,8 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	__u32 win = (__u32)s->win << l->wscale_out;
 
 	p->dropped = V_LOCAL_MUTED;
+	if ((s->flags & (TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && is_of_earlier(l, ack))
+		return 0;
 	/* The socket relies on what it has announced, muted or not: record it for the unsplice. */
 	if ((s->flags & TH_ACK) && !before(ack, l->ack_local)) {
 		l->ack_local = ack;

@@ -23,8 +23,12 @@
 #include "place.h"
 #include "step.h"
 
-#define SLOT_TAKEN 1 /* slot.state of a used slot; otherwise the moment at which it was freed, or 0: never used */
-#define MOMENT 19    /* unit of time: 2^19 ns, half a millisecond; in slot.state always 2 modulo 4, so never 0 or SLOT_TAKEN */
+/* slot.state of a used slot is its generation, which is odd. Otherwise it is the moment at which the slot was freed, or 0: never
+ * used. The generation tells the connections of one four-tuple from each other: ports come back within microseconds. It is the
+ * time of the insertion, in units of 2^10 ns, so two of them are the same only if that many of one four-tuple begin a multiple
+ * of 37 minutes apart, to the microsecond. */
+#define SLOT_TAKEN 1
+#define MOMENT 19    /* unit of time: 2^19 ns, half a millisecond; in slot.state always 2 modulo 4, so never 0 or odd */
 #define REST 2048u   /* moments, about a second: when a freed slot may be reused in any case */
 #define SKEW 64u     /* moments: upper limit of the difference between the clocks of two processors */
 
@@ -151,9 +155,9 @@ static __always_inline int insert(struct place p, const __u32 *key, __u32 words,
 		if (!s)
 			continue;
 		state = *(volatile __u32 *)&s->state;
-		if (state == SLOT_TAKEN || (state && at - state < least))
+		if (state & SLOT_TAKEN || (state && at - state < least))
 			continue;
-		if (__sync_val_compare_and_swap(&s->state, state, SLOT_TAKEN) != state)
+		if (__sync_val_compare_and_swap(&s->state, state, (__u32)(now >> 10) << 1 | SLOT_TAKEN) != state)
 			continue;
 #pragma clang loop unroll(full)
 		for (k = 0; k < MOST_WORDS; k++)
@@ -294,6 +298,28 @@ static __noinline struct path *find_path(const struct tuple *t)
 	return p ? &p->p : NULL;
 }
 
+/* Return the generation of a leg's entry, or 0 if there is none. */
+static __noinline __u32 generation(const struct tuple *t)
+{
+	if (tuple_is_v4(t)) {
+		struct tuple4 k = key4(t);
+		struct path4 *p = find4(&k);
+
+		return p ? *(volatile __u32 *)((void *)p - __builtin_offsetof(struct slot4, p) +
+					       __builtin_offsetof(struct slot4, state)) : 0;
+	}
+	struct path6 *p = find6(t);
+
+	return p ? *(volatile __u32 *)((void *)p - __builtin_offsetof(struct slot6, p) +
+				       __builtin_offsetof(struct slot6, state)) : 0;
+}
+
+/* Is the leg's connection the one that is meant? meant: its generation, or 0 for any. */
+static __always_inline int is_meant(const struct tuple *t, __u32 meant)
+{
+	return !meant || generation(t) == meant;
+}
+
 /* Set sc->other to the leg where packets of `p` leave. remote6: its host, if the entry is IPv6. Returns 0 if the host's
  * address is missing. */
 static __always_inline int lead_out(struct scratch *sc, const struct path *p, const __u32 *remote6, const struct via *v)
@@ -366,7 +392,7 @@ __noinline int key_of_slot(__u64 number, struct tuple *key, __u32 idle)
 
 		p.page = page_at(&paths4, number / SLOTS4);
 		s = slot_at(p, number % SLOTS4);
-		if (!s || s->state != SLOT_TAKEN || (idle && s->p.p.word.flags & PATH_SPLICED))
+		if (!s || !(s->state & SLOT_TAKEN) || (idle && s->p.p.word.flags & PATH_SPLICED))
 			return !s ? -1 : 1;
 		tuple_from4(key, s->key.remote, s->key.local);
 		key->rport = s->key.rport;
@@ -379,7 +405,7 @@ __noinline int key_of_slot(__u64 number, struct tuple *key, __u32 idle)
 		p.size = sizeof(*s);
 		p.page = page_at(&paths6, number / SLOTS6);
 		s = slot_at(p, number % SLOTS6);
-		if (!s || s->state != SLOT_TAKEN || (idle && s->p.p.word.flags & PATH_SPLICED))
+		if (!s || !(s->state & SLOT_TAKEN) || (idle && s->p.p.word.flags & PATH_SPLICED))
 			return !s ? -1 : 1;
 		*key = s->key;
 	}

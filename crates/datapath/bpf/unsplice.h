@@ -18,7 +18,8 @@ static __always_inline void learn_hop(struct leg *l, const struct path *in)
 	__builtin_memcpy(l->dmac, v->dmac, 12);
 }
 
-/* Take both directions back to control mode. Returns 0, or a negative number if a record or path entry is missing. */
+/* Take both directions back to control mode. Returns 0, or a negative number if a record or path entry is missing, or if the two
+ * are not the legs of one flow. */
 __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 {
 	struct leg *a, *b;
@@ -30,7 +31,7 @@ __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 	b = bpf_map_lookup_elem(&legs, tb);
 	pa = find_path(ta);
 	pb = find_path(tb);
-	if (!a || !b || !pa || !pb)
+	if (!a || !b || !pa || !pb || !is_paired(a, tb) || !is_paired(b, ta))
 		return -1;
 	learn_hop(a, pb);
 	learn_hop(b, pa);

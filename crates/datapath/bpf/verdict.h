@@ -3,7 +3,7 @@
 #ifndef LONGSPLICE_VERDICT_H
 #define LONGSPLICE_VERDICT_H
 
-#include "maps.h"
+#include "table.h"
 
 #define ANSWERS_PER_SECOND 1000 /* average limit for one kind of answer: the former default of Linux's tcp_challenge_ack_limit */
 #define ANSWER_INTERVAL 500000000ull /* ns between two answers of a kind for one leg: as Linux's tcp_invalid_ratelimit */
@@ -38,14 +38,22 @@ static __always_inline int drop(__u32 verdict)
 
 /* Send an event to user space. `wake`: a flag of bpf_ringbuf_submit(). A wake-up is an interrupt that the CPU sends to itself, in
  * the middle of the packet path. */
-static __always_inline void submit(const struct tuple *leg, __u32 kind, __u64 wake)
+static __always_inline void submit(const struct tuple *leg, __u32 kind, __u32 more, __u64 wake)
 {
 	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	struct path *p;
 
 	if (!e)
 		return;
 	e->leg = *leg;
 	e->kind = kind;
+	e->more = more;
+	e->generation = generation(leg);
+	p = find_path(leg);
+	if (p)
+		e->p = *p;
+	else
+		__builtin_memset(&e->p, 0, sizeof(e->p));
 	bpf_ringbuf_submit(e, wake);
 }
 
@@ -53,7 +61,7 @@ static __always_inline void submit(const struct tuple *leg, __u32 kind, __u64 wa
  * one that was sent without a wake-up. */
 static __always_inline void tell(const struct tuple *leg, __u32 kind)
 {
-	submit(leg, kind, BPF_RB_FORCE_WAKEUP);
+	submit(leg, kind, 0, BPF_RB_FORCE_WAKEUP);
 }
 
 static __always_inline int is_polled(void)
@@ -80,13 +88,13 @@ __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 
 	if (!leg)
 		return 0;
-	bpf_for(kind, EVENT_FORWARDING, EVENT_LIMIT_REACHED + 1) {
+	bpf_for(kind, EVENT_FORWARDING, EVENT_REPLACED + 1) {
 		if (!(kinds >> kind & 1))
 			continue;
 		if (kinds & AT_ONCE || !(CAN_WAIT >> kind & 1))
 			tell(leg, kind);
 		else
-			submit(leg, kind, polled ? BPF_RB_NO_WAKEUP : 0);
+			submit(leg, kind, 0, polled ? BPF_RB_NO_WAKEUP : 0);
 	}
 	/* User space clears the flag before it reads the ring for the last time and sleeps. Submitting is a full barrier, so either
 	 * it has read the events, or the flag is clear here. */

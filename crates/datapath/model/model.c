@@ -20,6 +20,7 @@ struct model {
 	struct path path[2]; /* entry i is for packets from leg i's host */
 	__u64 now;           /* ns */
 	int closed;          /* 1 once the sockets are gone */
+	__u32 generation;    /* of both legs */
 	struct meanwhile *meanwhile;
 };
 
@@ -46,12 +47,8 @@ struct meanwhile {
 	struct model_out out;
 };
 
-struct model *model_new(const struct model_start *s)
+static void begin(struct model *m, const struct model_start *s)
 {
-	struct model *m = calloc(1, sizeof(*m));
-
-	if (!m)
-		abort();
 	for (int i = 0; i < 2; i++, s++) {
 		struct leg *l = &m->leg[i];
 
@@ -70,7 +67,36 @@ struct model *model_new(const struct model_start *s)
 		l->tsval_out = s->tsval_out;
 		compare_clocks(l, l->tsval_in, m->now);
 	}
+}
+
+struct model *model_new(const struct model_start *s)
+{
+	struct model *m = calloc(1, sizeof(*m));
+
+	if (!m)
+		abort();
+	m->generation = 1;
+	begin(m, s);
 	return m;
+}
+
+/* As begin_anew() of splice.bpf.c: a new connection takes the place of each leg's. */
+void model_replace(struct model *m, const struct model_start *s)
+{
+	memset(m->leg, 0, sizeof(m->leg));
+	memset(m->path, 0, sizeof(m->path));
+	m->generation += 2;
+	begin(m, s);
+}
+
+/* May a SYN of leg 0's host take its place? As in slow_special() and fast_ingress(). */
+int model_is_over(const struct model *m)
+{
+	__u16 a = m->path[0].word.flags, b = m->path[1].word.flags;
+
+	if (a & PATH_SPLICED)
+		return a & PATH_DEAD || a & b & PATH_FIN_ACKED;
+	return m->leg[0].flags & LEG_RESET || is_over(&m->leg[0]);
 }
 
 void model_free(struct model *m) { free(m); }
@@ -236,13 +262,17 @@ int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
 	return go && !(flags & PATH_SPLICED);
 }
 
-void model_switch(struct model *m, struct switch_args *g)
+void model_switch(struct model *m, struct switch_call *c)
 {
+	struct switch_args *g = &c->args;
 	struct leg *a = &m->leg[0], *b = &m->leg[1];
 	struct path *pa = &m->path[0], *pb = &m->path[1];
 
 	g->a.leg = m->key[0];
 	g->b.leg = m->key[1];
+	g->result = SWITCH_OTHER;
+	if ((c->generation_a && c->generation_a != m->generation) || (c->generation_b && c->generation_b != m->generation))
+		return;
 	g->result = SWITCH_OK;
 	busy = m;
 	switch (g->op) {

@@ -1,8 +1,8 @@
 //! The calls that switch a flow between control mode and forwarding mode.
 
 use crate::{
-    Commit, CommitOptions, Datapath, FreezeOptions, Frozen, Half, LegFlags, Pair, Side, SwitchError, Switched, Tuple,
-    abi,
+    Commit, CommitOptions, Connection, Datapath, FreezeOptions, Frozen, Half, LegFlags, Pair, Side, SwitchError,
+    Switched, Tuple, abi,
     maps::run_program,
     switch::{bare, call, frozen, outcome, switched},
 };
@@ -13,9 +13,10 @@ impl Datapath {
         &self,
         op: abi::switch_op,
         halves: Pair<&Half>,
+        generations: Pair<u32>,
         set: impl FnOnce(&mut abi::switch_args),
     ) -> Result<abi::switch_call, SwitchError> {
-        let call = self.ask(op, halves, set)?;
+        let call = self.ask(op, halves, generations, set)?;
         outcome(call.args.result).map(|()| call)
     }
 
@@ -24,9 +25,10 @@ impl Datapath {
         &self,
         op: abi::switch_op,
         halves: Pair<&Half>,
+        generations: Pair<u32>,
         set: impl FnOnce(&mut abi::switch_args),
     ) -> Result<abi::switch_call, SwitchError> {
-        let mut call = call(op, halves);
+        let mut call = call(op, halves, generations);
         set(&mut call.args);
         run_program(&self.switch, &mut call).map_err(SwitchError::Run)?;
         Ok(call)
@@ -35,9 +37,9 @@ impl Datapath {
     /// Sets the bounds on both legs. Nobody may read or write the sockets during the call. Afterwards the caller reads
     /// `pending` bytes from each socket, writes leftovers and these to the other, and waits for `EventKind::Forwarding`.
     pub fn freeze(&self, halves: Pair<&Half>, options: FreezeOptions) -> Result<Frozen, SwitchError> {
-        let FreezeOptions { hold, fit, tap } = options;
+        let FreezeOptions { hold, fit, tap, generations } = options;
         let _one = self.switching.lock().expect("no panic under this lock");
-        let r = self.run(abi::switch_op::OP_FREEZE, halves, |g| {
+        let r = self.run(abi::switch_op::OP_FREEZE, halves, generations, |g| {
             g.hold = hold.into();
             g.fit = fit.into();
             g.tap = tap.into();
@@ -69,7 +71,7 @@ impl Datapath {
         legs: Pair<&Tuple>,
         at: &Switched,
         most: Pair<u32>,
-        CommitOptions { trigger, in_time }: CommitOptions,
+        CommitOptions { trigger, in_time, generations }: CommitOptions,
     ) -> Result<Commit, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let Pair { client, server } = legs;
@@ -80,7 +82,7 @@ impl Datapath {
             (false, true) => (0, self.remote_for(server)?),
             _ => (0, 0),
         };
-        let r = self.ask(abi::switch_op::OP_COMMIT, legs.map(bare).each_ref(), |g| {
+        let r = self.ask(abi::switch_op::OP_COMMIT, legs.map(bare).each_ref(), generations, |g| {
             g.via_a = via_a;
             g.via_b = via_b;
             (g.remote_b, g.remote_a) = remotes;
@@ -99,15 +101,26 @@ impl Datapath {
 
     /// Takes a flow back to control mode, from any state of a switch. Do not use it on a flow that has had fragments
     /// forwarded (`PathFlags::FRAGMENTS`): data that its host retransmits across the bound may never get through.
-    pub fn unsplice(&self, legs: Pair<&Tuple>) -> Result<Switched, SwitchError> {
+    pub fn unsplice(&self, legs: Pair<impl Into<Connection>>) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
-        let at = self.run(abi::switch_op::OP_UNSPLICE, legs.map(bare).each_ref(), |_| {}).map(|r| switched(&r))?;
+        let at = self.run_bare(abi::switch_op::OP_UNSPLICE, legs).map(|r| switched(&r))?;
         self.next_hops.switch_hops().add(at.hops.iter());
         Ok(at)
     }
 
     /// Returns the phases and positions of a flow.
-    pub fn look(&self, legs: Pair<&Tuple>) -> Result<Switched, SwitchError> {
-        self.run(abi::switch_op::OP_LOOK, legs.map(bare).each_ref(), |_| {}).map(|r| switched(&r))
+    pub fn look(&self, legs: Pair<impl Into<Connection>>) -> Result<Switched, SwitchError> {
+        self.run_bare(abi::switch_op::OP_LOOK, legs).map(|r| switched(&r))
+    }
+
+    /// Runs the program for a call that has no other arguments than the connections.
+    pub(crate) fn run_bare(
+        &self,
+        op: abi::switch_op,
+        legs: Pair<impl Into<Connection>>,
+    ) -> Result<abi::switch_call, SwitchError> {
+        let legs: Pair<Connection> = legs.map(Into::into);
+        let generations = legs.map(|c| c.generation);
+        self.run(op, legs.each_ref().map(|c| bare(&c.leg)).each_ref(), generations, |_| {})
     }
 }

@@ -1,7 +1,7 @@
 //! The handle of a data path, with access to its tables. Other files implement what needs more than that.
 
 use crate::{
-    ExpectError, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
+    Connection, ExpectError, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
     attachment::{Attachment, Mended},
     conntrack::{Conntrack, ConntrackCounts},
     error::OpenError,
@@ -79,19 +79,35 @@ impl Datapath {
     }
 
     /// Removes the entries of a leg whose connection is over, or was never opened.
-    pub fn forget(&self, leg: &Tuple) {
-        self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
+    pub fn forget(&self, leg: impl Into<Connection>) {
+        self.forget_if(abi::path_op::PATH_REMOVE, &leg.into(), None);
     }
 
     /// Removes the entries of both legs of a flow, in one call. The order of the legs does not matter.
-    pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
-        self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
+    pub fn forget_flow(&self, legs: [impl Into<Connection>; 2]) {
+        let [a, b] = legs.map(Into::into);
+        self.forget_if(abi::path_op::PATH_REMOVE, &a, Some(&b));
     }
 
-    fn forget_if(&self, op: abi::path_op, leg: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
+    fn forget_if(&self, op: abi::path_op, leg: &Connection, other: Option<&Connection>) -> [bool; 2] {
         let gone = self.maps.forget(op, leg, other);
-        self.free_remotes([Some(leg), other], gone);
+        self.free_remotes([Some(&leg.leg), other.map(|o| &o.leg)], gone);
         gone
+    }
+
+    /// Returns what tells the connection that has this leg's entry from others with the same addresses. `None`: there is no entry.
+    pub fn generation(&self, leg: &Tuple) -> Option<u32> {
+        self.maps.generation(leg)
+    }
+
+    /// Frees what belonged to an entry that the data path has removed ([`EventKind::Replaced`](crate::EventKind)). What belongs to a
+    /// leg may be used by its next connection already.
+    pub(crate) fn was_replaced(&self, leg: &Tuple) {
+        self.rest.begin();
+        let mut remotes = self.remotes.lock().expect("no panic under this lock");
+        if self.maps.generation(leg).is_none() {
+            remotes.free(leg);
+        }
     }
 
     /// Frees what belongs to entries that were removed.
@@ -103,19 +119,21 @@ impl Datapath {
 
     /// Gives back the records of both legs of a flow that will not be spliced, except legs that have been in
     /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
-    pub fn give_back(&self, legs: Pair<&Tuple>) -> Pair<bool> {
-        self.forget_if(abi::path_op::PATH_RETURN, legs.client, Some(legs.server)).into()
+    pub fn give_back(&self, legs: Pair<impl Into<Connection>>) -> Pair<bool> {
+        let legs: Pair<Connection> = legs.map(Into::into);
+        self.forget_if(abi::path_op::PATH_RETURN, &legs.client, Some(&legs.server)).into()
     }
 
     /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
-    pub fn forget_ended(&self, leg: &Tuple, other: Option<&Tuple>) {
+    pub fn forget_ended(&self, leg: &Connection, other: Option<&Connection>) {
         self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
     }
 
     /// The same for many flows, in few calls.
-    pub fn clear_ended(&self, flows: &[(Tuple, Option<Tuple>)]) {
+    pub fn clear_ended(&self, flows: &[(Connection, Option<Connection>)]) {
         let gone = self.maps.clear_ended(flows);
-        flows.iter().zip(gone).for_each(|((leg, other), gone)| self.free_remotes([Some(leg), other.as_ref()], gone));
+        let legs = flows.iter().map(|(leg, other)| [Some(&leg.leg), other.as_ref().map(|other| &other.leg)]);
+        legs.zip(gone).for_each(|(legs, gone)| self.free_remotes(legs, gone));
     }
 
     pub(crate) fn forget_leg(&self, leg: &Tuple) {
@@ -143,8 +161,8 @@ impl Datapath {
     }
 
     /// Returns the path entries of both directions of a flow, if both exist.
-    pub fn paths_of(&self, legs: Pair<&Tuple>) -> Option<Pair<PathView>> {
-        self.maps.paths_of(legs.into()).map(Pair::from)
+    pub fn paths_of(&self, legs: Pair<impl Into<Connection>>) -> Option<Pair<PathView>> {
+        self.maps.paths_of(<[_; 2]>::from(legs).map(Into::into)).map(Pair::from)
     }
 
     /// Returns the leg on which packets of `leg` leave, if it is or was spliced.
@@ -154,7 +172,7 @@ impl Datapath {
 
     /// Returns whether the flow of this leg has ended. Its entries stay for a while, for late packets.
     pub fn is_over(&self, leg: &Tuple) -> bool {
-        let paths = self.other_leg(leg).and_then(|other| self.maps.paths_of([leg, &other]));
+        let paths = self.other_leg(leg).and_then(|other| self.maps.paths_of([leg.into(), (&other).into()]));
         paths.is_none_or(|paths| PathView::are_over(paths.each_ref()))
     }
 

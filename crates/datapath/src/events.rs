@@ -1,7 +1,7 @@
 //! Events that the data path reports.
 
 use crate::{
-    Datapath, Tuple, abi,
+    Connection, Datapath, PathView, Tuple, abi,
     maps::{errno, from_bytes},
 };
 use libbpf_rs::{AsRawLibbpf, MapHandle, RingBuffer, RingBufferBuilder};
@@ -41,6 +41,8 @@ pub enum EventKind {
     /// The host of a transparent connection sends to a socket that is gone.
     /// It has not received our reset ([`Datapath::reset_deserted`]).
     Deserted,
+    /// The connection was over, and a new one takes its place: its entries were removed.
+    Replaced,
 }
 
 /// An event, and the leg that it concerns.
@@ -50,6 +52,12 @@ pub struct Event {
     pub leg: Tuple,
     /// The kind of event.
     pub kind: EventKind,
+    /// [`Connection::generation`] of the leg's connection; [`Connection::NONE`] if the leg had no entry.
+    pub generation: u32,
+    /// The entry at that time.
+    pub path: PathView,
+    /// [`EventKind::Replaced`]: the same event of the flow's other leg follows.
+    pub more: bool,
 }
 
 impl Event {
@@ -62,9 +70,11 @@ impl Event {
             abi::event_kind::EVENT_CLOSED => EventKind::Closed,
             abi::event_kind::EVENT_RESET => EventKind::Reset,
             abi::event_kind::EVENT_DESERTED => EventKind::Deserted,
+            abi::event_kind::EVENT_REPLACED => EventKind::Replaced,
             _ => EventKind::Oversize,
         };
-        Event { leg: Tuple::from_abi(&e.leg), kind }
+        let generation = if e.generation == 0 { Connection::NONE } else { e.generation };
+        Event { leg: Tuple::from_abi(&e.leg), kind, generation, path: PathView::new(&e.p), more: e.more != 0 }
     }
 }
 
@@ -218,8 +228,8 @@ impl Datapath {
     }
 
     /// Stops copying the forwarded data of a leg whose reader is gone.
-    pub fn untap(&self, leg: &Tuple) -> io::Result<()> {
-        self.maps.untap(leg)
+    pub fn untap(&self, leg: impl Into<Connection>) -> io::Result<()> {
+        self.maps.path_op_on(abi::path_op::PATH_UNTAP, &leg.into())
     }
 }
 
@@ -250,7 +260,13 @@ impl Events<'_> {
                 self.read()?;
             }
         }
-        Ok(self.heard.try_iter())
+        let datapath = self.datapath;
+        let is_replaced = |event: &Event| event.kind == EventKind::Replaced;
+        Ok(self.heard.try_iter().inspect(move |event| {
+            if is_replaced(event) {
+                datapath.was_replaced(&event.leg);
+            }
+        }))
     }
 
     /// Reads the ring. Returns whether there were events.

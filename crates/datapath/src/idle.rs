@@ -1,6 +1,6 @@
 //! Entries in control mode: finds them one after the other, and removes those that have not changed since.
 
-use crate::{Datapath, LegFlags, Tuple, abi};
+use crate::{Connection, Datapath, LegFlags, Tuple, abi};
 use std::io;
 
 /// An entry in control mode, or without a record, as it was found.
@@ -12,8 +12,8 @@ pub struct IdleEntry {
     pub device: u32,
     /// Flags of its record; 0: it has no record.
     flags: u32,
-    /// Initial sequence numbers of both sides. No other connection with the same addresses has the same pair.
-    initial: [u32; 2],
+    /// Tells the connection from others with the same addresses.
+    generation: u32,
 }
 
 impl IdleEntry {
@@ -25,7 +25,7 @@ impl IdleEntry {
 
     /// Returns whether this is the same connection as one found before.
     pub fn is(&self, before: &IdleEntry) -> bool {
-        (self.leg, self.initial, self.flags == 0) == (before.leg, before.initial, before.flags == 0)
+        (self.leg, self.generation, self.flags == 0) == (before.leg, before.generation, before.flags == 0)
     }
 }
 
@@ -49,7 +49,7 @@ impl IdleWalk {
                     leg: Tuple::from_abi(&args.key),
                     device: args.ifindex,
                     flags: args.leg_flags,
-                    initial: [args.irs, args.iss],
+                    generation: args.generation,
                 }),
                 1 => empty += 1,
                 _ if found.is_empty() => {
@@ -67,21 +67,20 @@ impl Datapath {
     /// Returns the present state of a leg's entry.
     pub fn idle_entry(&self, leg: &Tuple) -> IdleEntry {
         let known = self.leg(leg).map(|l| l.raw).unwrap_or_default();
-        IdleEntry { leg: *leg, device: known.ifindex, flags: known.flags, initial: [known.irs, known.iss] }
+        let generation = self.generation(leg).unwrap_or(Connection::NONE);
+        IdleEntry { leg: *leg, device: known.ifindex, flags: known.flags, generation }
     }
 
     /// Removes the entries of a leg, if it is still the connection that was
     /// found, and not in forwarding mode. Returns whether they are gone.
     pub fn sweep(&self, entry: &IdleEntry) -> bool {
         let _no_switch = self.switching.lock().expect("no panic under this lock");
-        let [irs, iss] = entry.initial;
         let op = abi::path_op::PATH_SWEEP;
         let gone = self.maps.forget_as(abi::path_args {
             op,
             key: entry.leg.to_abi(),
             leg_flags: entry.flags,
-            irs,
-            iss,
+            generation: entry.generation,
             ..Default::default()
         });
         self.free_remotes([Some(&entry.leg), None], gone);

@@ -60,10 +60,10 @@ mod vias;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, clear_call, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag,
-        limit, listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, switch_args,
-        switch_call, switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train, train_key,
-        tuple, verdict, via, via_flag,
+        abi, clear_call, embryo, ended_flow, event, event_kind, half, handshake, held_bytes, held_record, hop, leg,
+        leg_flag, limit, listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase,
+        switch_args, switch_call, switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train,
+        train_key, tuple, verdict, via, via_flag,
     };
     #[cfg(feature = "model")]
     pub use crate::skel::types::{edit, seg};
@@ -126,11 +126,13 @@ pub use released::{Recreated, Released, Resets};
 pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
 pub use sockets::{
-    PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, is_urgent, lift_outstanding,
-    lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room, narrow_window, path_facts,
-    receive, received, register, sender_facts, set_hops, set_transparent, unread, widen_window,
+    PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, has_connection, is_urgent,
+    lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room, narrow_window,
+    path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread, widen_window,
 };
-pub use switch::{Commit, CommitOptions, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers};
+pub use switch::{
+    Commit, CommitOptions, Connection, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers,
+};
 pub use test_run::TestContext;
 pub use tpot::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking, TpotHandshake,

@@ -1,6 +1,6 @@
 //! Typed access to the maps of the data path.
 
-use crate::{LegFlags, Pair, PathFlags, Phase, abi, clock::monotonic, names};
+use crate::{Connection, LegFlags, Pair, PathFlags, Phase, abi, clock::monotonic, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
@@ -467,9 +467,9 @@ impl Maps {
 
     /// Removes path entry and record of one leg or two. A leg that is gone already is no error. Returns
     /// for each whether it is gone: unless `op` is `PATH_REMOVE`, there are conditions (enum path_op).
-    pub fn forget(&self, op: abi::path_op, t: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
-        let other = other.map(|o| o.to_abi()).unwrap_or_default();
-        self.forget_as(abi::path_args { op, key: t.to_abi(), other, ..Default::default() })
+    pub fn forget(&self, op: abi::path_op, t: &Connection, other: Option<&Connection>) -> [bool; 2] {
+        let abi::ended_flow { key, other, generation, other_generation } = ended(t, other);
+        self.forget_as(abi::path_args { op, key, other, generation, other_generation, ..Default::default() })
     }
 
     pub fn forget_as(&self, mut args: abi::path_args) -> [bool; 2] {
@@ -483,12 +483,10 @@ impl Maps {
 
     /// Removes the entries of flows that are over, as `forget` with `PATH_CLEAR`: all in one call, or at most
     /// `CLEAR_FLOWS` in each. Returns for each flow which legs are gone.
-    pub fn clear_ended(&self, flows: &[(Tuple, Option<Tuple>)]) -> Vec<[bool; 2]> {
+    pub fn clear_ended(&self, flows: &[(Connection, Option<Connection>)]) -> Vec<[bool; 2]> {
         let cleared = flows.chunks(names::CLEAR_FLOWS as usize).flat_map(|some| {
-            let abi =
-                |(leg, other): &(Tuple, Option<Tuple>)| [leg.to_abi(), other.map(|o| o.to_abi()).unwrap_or_default()];
-            let pairs: Vec<_> = some.iter().map(abi).collect();
-            let (flows, count) = (pairs.as_ptr() as u64, pairs.len() as u32);
+            let flows: Vec<_> = some.iter().map(|(leg, other)| ended(leg, other.as_ref())).collect();
+            let (flows, count) = (flows.as_ptr() as u64, flows.len() as u32);
             let mut call = abi::clear_call { flows, count, ..Default::default() };
             if let Err(error) = run_program(&self.clear_ended, &mut call).map_err(io::Error::from_raw_os_error) {
                 tracing::warn!(flows = count, %error, "path entries not removed");
@@ -499,9 +497,16 @@ impl Maps {
         cleared.collect()
     }
 
-    /// Stops copying the forwarded data of a leg.
-    pub fn untap(&self, t: &Tuple) -> io::Result<()> {
-        self.path_op(abi::path_op::PATH_UNTAP, t, abi::path6::default()).map(drop)
+    /// Runs an operation that needs nothing but a connection, unless it is another one by now.
+    pub fn path_op_on(&self, op: abi::path_op, connection: &Connection) -> io::Result<()> {
+        let (key, generation) = (connection.leg.to_abi(), connection.generation);
+        self.path_entry(&mut abi::path_args { op, key, generation, ..Default::default() })
+    }
+
+    /// Returns the generation of a leg's entry.
+    pub fn generation(&self, t: &Tuple) -> Option<u32> {
+        let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
+        (args.result == 0).then_some(args.generation)
     }
 
     pub fn decided(&self, legs: Pair<&Tuple>) -> io::Result<()> {
@@ -546,11 +551,13 @@ impl Maps {
     }
 
     /// Returns the path entries of both legs of a flow, in one call.
-    pub fn paths_of(&self, [t, other]: [&Tuple; 2]) -> Option<[PathView; 2]> {
-        let (op, key, other) = (abi::path_op::PATH_GET, t.to_abi(), other.to_abi());
+    pub fn paths_of(&self, legs: [Connection; 2]) -> Option<[PathView; 2]> {
+        let (op, [key, other]) = (abi::path_op::PATH_GET, legs.map(|c| c.leg.to_abi()));
         let mut args = abi::path_args { op, key, other, ..Default::default() };
         self.path_entry(&mut args).ok()?;
-        (args.result == 0).then(|| [&args.p.p, &args.p_other].map(PathView::new))
+        let found = [args.generation, args.other_generation];
+        let are_meant = legs.iter().zip(found).all(|(c, found)| [Connection::ANY, found].contains(&c.generation));
+        (args.result == 0 && are_meant).then(|| [&args.p.p, &args.p_other].map(PathView::new))
     }
 
     pub fn all_legs(&self) -> Vec<(Tuple, LegView)> {
@@ -647,6 +654,15 @@ impl Maps {
 
     pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
         crate::VERDICTS.iter().enumerate().map(|(i, name)| Ok((*name, sum_of(&self.verdicts, i as u32)?))).collect()
+    }
+}
+
+fn ended(leg: &Connection, other: Option<&Connection>) -> abi::ended_flow {
+    abi::ended_flow {
+        key: leg.leg.to_abi(),
+        other: other.map(|other| other.leg.to_abi()).unwrap_or_default(),
+        generation: leg.generation,
+        other_generation: other.map_or(Connection::ANY, |other| other.generation),
     }
 }
 

@@ -52,24 +52,24 @@ struct Meanwhile {
 
 /// A switch call with its answer, as the data path's program uses it.
 #[derive(Clone, Copy, Debug)]
-pub struct Switch(abi::switch_args);
+pub struct Switch(abi::switch_call);
 
 impl Switch {
-    /// Creates a call about two legs.
-    pub fn new(op: abi::switch_op, halves: Pair<&Half>) -> Switch {
-        Switch(switch::call(op, halves).args)
+    /// Creates a call about two legs of this generation.
+    pub fn new(op: abi::switch_op, halves: Pair<&Half>, generation: u32) -> Switch {
+        Switch(switch::call(op, halves, Pair::both(generation)))
     }
 
     /// Returns the arguments that do not belong to one leg.
     pub fn args(&mut self) -> &mut abi::switch_args {
-        &mut self.0
+        &mut self.0.args
     }
 
     /// Evaluates the answer. The model has no devices; its hosts accept any packet.
     fn answer(&self) -> Result<abi::switch_call, SwitchError> {
-        switch::outcome(self.0.result)?;
+        switch::outcome(self.0.args.result)?;
         let hop = abi::hop { mss: u16::MAX.into(), ..Default::default() };
-        Ok(abi::switch_call { args: self.0, hop_a: hop, hop_b: hop })
+        Ok(abi::switch_call { hop_a: hop, hop_b: hop, ..self.0 })
     }
 
     /// Returns the result of a freeze, like [`Datapath::freeze`](crate::Datapath::freeze).
@@ -118,7 +118,9 @@ unsafe extern "C" {
     fn model_meanwhile(m: *mut Opaque, w: *mut Meanwhile);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
-    fn model_switch(m: *mut Opaque, g: *mut abi::switch_args);
+    fn model_replace(m: *mut Opaque, start: *const Start);
+    fn model_is_over(m: *const Opaque) -> c_int;
+    fn model_switch(m: *mut Opaque, c: *mut abi::switch_call);
     fn model_leap(m: *mut Opaque, i: c_int, n: u64, copied: c_int) -> c_int;
     fn model_path(m: *const Opaque, i: c_int, to: *mut abi::path);
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
@@ -203,6 +205,19 @@ impl Model {
         // SAFETY: live pointers; the index is 0 or 1.
         let go = unsafe { model_egress(self.0.as_ptr(), index(leg), s, &mut e) };
         (go != 0).then_some(e)
+    }
+
+    /// Puts two new connections into the place of the flow's. The next generation is higher by two; the first one is 1.
+    pub fn replace(&mut self, start: Pair<Start>) {
+        let start: [Start; 2] = start.into();
+        // SAFETY: a live pointer; reads two elements.
+        unsafe { model_replace(self.0.as_ptr(), start.as_ptr()) }
+    }
+
+    /// Returns whether the client may begin a new connection from the same port: a SYN replaces the old one.
+    pub fn is_over(&self) -> bool {
+        // SAFETY: a live pointer.
+        unsafe { model_is_over(self.0.as_ptr()) != 0 }
     }
 
     /// Runs a freeze, commit, unsplice or look.

@@ -1,7 +1,7 @@
 //! Released flows, which have no sockets: the state needed to count their bytes and to take them back.
 
 use crate::{
-    Datapath, LegFlags, LegView, Pair, PathFlags, PathView, Phase, Repair, Side, SwitchError, Tuple,
+    Connection, Datapath, LegFlags, LegView, Pair, PathFlags, PathView, Phase, Repair, Side, SwitchError, Tuple,
     abi::{self, switch_op},
     clock::monotonic,
     diag,
@@ -47,6 +47,11 @@ impl Released {
             wscale_in: l.wscale_in,
             wscale_out: l.wscale_out,
         }
+    }
+
+    /// Returns the position of all data from the leg's host, by its entry.
+    pub fn end(&self, path: &PathView) -> u64 {
+        self.in64 + path.passed(self.max_in)
     }
 
     /// Returns whether the leg is transparent: neither of its addresses is ours.
@@ -107,15 +112,19 @@ const ANSWER: Duration = Duration::from_millis(100);
 impl Datapath {
     /// Removes the leg's record from the data path; its path entry stays.
     /// Close the socket silently first. `None` if there is no record.
-    pub fn release(&self, leg: &Tuple) -> Option<Released> {
-        let released = Released::new(&self.leg(leg)?.raw);
-        self.forget_leg(leg);
+    pub fn release(&self, connection: impl Into<Connection>) -> Option<Released> {
+        let Connection { leg, generation } = connection.into();
+        let released = Released::new(&self.leg(&leg)?.raw);
+        if generation != Connection::ANY && self.generation(&leg) != Some(generation) {
+            return None; // another one by now
+        }
+        self.forget_leg(&leg);
         Some(released)
     }
 
     /// Returns the position of all data from the leg's host. `None` if there is no path entry.
     pub fn released_end(&self, leg: &Tuple, r: &Released) -> Option<u64> {
-        Some(r.in64 + self.path(leg)?.passed(r.max_in))
+        Some(r.end(&self.path(leg)?))
     }
 
     /// Creates sockets for both legs, in control mode. Fails with [`SwitchError::Busy`]
@@ -123,15 +132,17 @@ impl Datapath {
     /// unacknowledged data is then sent again by its host, and passes through the sockets.
     pub fn recreate(
         &self,
-        legs: Pair<&Tuple>,
+        connections: Pair<impl Into<Connection>>,
         released: &Pair<Released>,
         may_be_busy: bool,
     ) -> Result<Recreated, SwitchError> {
+        let connections: Pair<Connection> = connections.map(Into::into);
+        let (generations, legs) = (connections.map(|c| c.generation), connections.each_ref().map(|c| &c.leg));
         let halves = legs.map(bare);
-        self.run(switch_op::OP_STOP, halves.each_ref(), |args| args.fit = u32::from(!may_be_busy))?;
+        self.run(switch_op::OP_STOP, halves.each_ref(), generations, |args| args.fit = u32::from(!may_be_busy))?;
         let made = self.sockets(legs, released);
         if made.is_err() {
-            self.run(switch_op::OP_RESUME, halves.each_ref(), |_| {})?;
+            self.run_bare(switch_op::OP_RESUME, connections.each_ref())?;
         }
         made.map_err(|e| {
             tracing::warn!(leg = ?legs.client, error = %e, "sockets of a released flow could not be made");
@@ -142,7 +153,7 @@ impl Datapath {
     /// Lets a flow go on without sockets if a process died in [`Datapath::recreate`]. Returns
     /// false if something else has stopped the flow. The order of the legs does not matter.
     pub fn resume(&self, legs: [&Tuple; 2]) -> bool {
-        let Some(paths) = self.maps.paths_of(legs) else { return false };
+        let Some(paths) = self.maps.paths_of(legs.map(Into::into)) else { return false };
         // a record that was inserted, but never used
         let is_fresh = |l: &abi::leg, p: &PathView, back: &PathView| {
             let used = LegFlags::PAIRED | LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::RESET | LegFlags::SYN;
@@ -157,7 +168,7 @@ impl Datapath {
             return false;
         }
         legs.iter().for_each(|t| self.forget_leg(t));
-        self.run(switch_op::OP_RESUME, Pair::from(legs.map(bare)).each_ref(), |_| {}).is_ok()
+        self.run_bare(switch_op::OP_RESUME, Pair::from(legs)).is_ok()
     }
 
     /// Resets the leg's host if it does not know that its connection is over, and no socket is left to inform it. Returns false
@@ -208,13 +219,15 @@ impl Datapath {
     /// or because earlier segments were lost, since there is no socket. Returns false if the flow has
     /// ended already, or is not forwarded. Costs some dozen system calls, and waits for nothing.
     /// The order of the legs does not matter.
-    pub fn reset_forwarded(&self, legs: [&Tuple; 2]) -> io::Result<bool> {
-        let Some([a, b]) = self.maps.paths_of(legs) else { return Ok(false) };
+    pub fn reset_forwarded(&self, legs: [impl Into<Connection>; 2]) -> io::Result<bool> {
+        let connections: [Connection; 2] = legs.map(Into::into);
+        let Some([a, b]) = self.maps.paths_of(connections) else { return Ok(false) };
         let lives = |p: &PathView| p.flags & (PathFlags::SPLICED | PathFlags::DEAD) == PathFlags::SPLICED;
         if !lives(&a) || !lives(&b) || a.flags & b.flags & PathFlags::FIN_ACKED != 0 {
             return Ok(false);
         }
-        self.forget_flow(legs); // otherwise our own segments would be muted
+        self.forget_flow(connections); // otherwise our own segments would be muted
+        let legs = connections.each_ref().map(|c| &c.leg);
         self.conntrack.renew_for_reset(&legs);
         let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
             restore_instead(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)

@@ -332,6 +332,14 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     })
 }
 
+/// Returns whether a connected socket still has its connection: until then, no other connection has its addresses.
+pub fn has_connection(fd: impl AsFd) -> bool {
+    const CLOSED: u8 = 7; // TCP_CLOSE of <net/tcp_states.h>
+    // the first byte of struct tcp_info is tcpi_state
+    let info: io::Result<[u32; 2]> = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO);
+    info.is_ok_and(|info| info[0].to_ne_bytes()[0] != CLOSED)
+}
+
 /// What the kernel has counted of a connection's sending (TCP_INFO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenderFacts {

@@ -35,9 +35,42 @@ pub enum SwitchError {
     /// Timestamps or selective acknowledgements were negotiated on one leg only.
     #[error("the legs have negotiated different options")]
     Options,
+    /// A leg is another connection by now, which has reused its port, or has joined another flow.
+    #[error("another connection by now")]
+    Other,
     /// The program could not be run: an errno.
     #[error("running the switch program failed: errno {0}")]
     Run(i32),
+}
+
+/// One connection of a four-tuple. Ports come back within microseconds: whoever acts on a leg later names the connection that he
+/// means, and nothing is done to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Connection {
+    /// The leg.
+    pub leg: Tuple,
+    /// Tells the connection from others with the same addresses ([`Datapath::generation`](crate::Datapath::generation)).
+    pub generation: u32,
+}
+
+impl Connection {
+    /// The generation for whichever connection has the leg: for tools, and where there can be no other.
+    pub const ANY: u32 = 0;
+    /// The generation of a connection that the data path does not know: nothing is done to any.
+    pub const NONE: u32 = 2;
+}
+
+/// Whichever connection has this leg.
+impl From<&Tuple> for Connection {
+    fn from(leg: &Tuple) -> Connection {
+        Connection { leg: *leg, generation: Connection::ANY }
+    }
+}
+
+impl From<&Connection> for Connection {
+    fn from(connection: &Connection) -> Connection {
+        *connection
+    }
 }
 
 /// One leg as its owner sees it. Positions count bytes since the SYN; a FIN counts as one.
@@ -92,6 +125,8 @@ pub struct FreezeOptions {
     pub fit: bool,
     /// Copy forwarded data to `Datapath::poll_taps` until the next freeze.
     pub tap: bool,
+    /// The connections that are meant ([`Connection::generation`]).
+    pub generations: Pair<u32>,
 }
 
 /// How to commit; by default, none of it.
@@ -101,6 +136,8 @@ pub struct CommitOptions {
     pub trigger: Pair<bool>,
     /// Fail with [`SwitchError::Short`] if everything up to a limit has been forwarded: too late for a commit.
     pub in_time: bool,
+    /// As in [`FreezeOptions`].
+    pub generations: Pair<u32>,
 }
 
 /// The result of a freeze: what is left to be drained.
@@ -212,7 +249,7 @@ pub(crate) fn bare(t: &Tuple) -> Half {
 }
 
 /// Builds a call. For the programs, the client's leg is `a`.
-pub(crate) fn call(op: abi::switch_op, halves: Pair<&Half>) -> abi::switch_call {
+pub(crate) fn call(op: abi::switch_op, halves: Pair<&Half>, generations: Pair<u32>) -> abi::switch_call {
     let half = |h: &Half| abi::half {
         leg: h.leg.to_abi(),
         consumed: h.consumed as u32,
@@ -222,7 +259,8 @@ pub(crate) fn call(op: abi::switch_op, halves: Pair<&Half>) -> abi::switch_call 
         ..Default::default()
     };
     let args = abi::switch_args { op, a: half(halves.client), b: half(halves.server), ..Default::default() };
-    abi::switch_call { args, ..Default::default() }
+    let Pair { client: generation_a, server: generation_b } = generations;
+    abi::switch_call { args, generation_a, generation_b, ..Default::default() }
 }
 
 pub(crate) fn outcome(result: abi::switch_result) -> Result<(), SwitchError> {
@@ -237,6 +275,7 @@ pub(crate) fn outcome(result: abi::switch_result) -> Result<(), SwitchError> {
         abi::switch_result::SWITCH_SHORT => Err(SwitchError::Short),
         abi::switch_result::SWITCH_SILENT => Err(SwitchError::Silent),
         abi::switch_result::SWITCH_OPTIONS => Err(SwitchError::Options),
+        abi::switch_result::SWITCH_OTHER => Err(SwitchError::Other),
         _ => Err(SwitchError::Untracked),
     }
 }

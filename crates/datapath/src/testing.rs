@@ -3,7 +3,7 @@
 
 pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
-    Datapath, Pair, SwitchError, Tuple, abi, attach,
+    Connection, Datapath, Pair, SwitchError, Tuple, abi, attach,
     maps::{bytes_of, errno, from_bytes, sum_of},
     switch::bare,
 };
@@ -90,7 +90,8 @@ pub fn detach(d: &Datapath) -> io::Result<()> {
 /// Stops the flow of two legs like the first step of [`Datapath::recreate`], once it has no data in flight.
 /// The order of the legs does not matter.
 pub fn stop_released(d: &Datapath, legs: [&Tuple; 2]) -> Result<(), SwitchError> {
-    d.run(abi::switch_op::OP_STOP, Pair::from(legs.map(bare)).each_ref(), |args| args.fit = 1).map(drop)
+    let any = Pair::both(Connection::ANY);
+    d.run(abi::switch_op::OP_STOP, Pair::from(legs.map(bare)).each_ref(), any, |args| args.fit = 1).map(drop)
 }
 
 /// Makes the pins look like those of another version.

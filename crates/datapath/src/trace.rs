@@ -1,7 +1,7 @@
 //! The trace of one flow, segment by segment: numbers at arrival and departure, and the verdicts (`bpf/trace.h`).
 
 use crate::{
-    Datapath, Tuple, VERDICTS, abi,
+    Connection, Datapath, Tuple, VERDICTS, abi,
     events::poll_ring,
     maps::{bytes_of, from_bytes, io_error},
     monotonic,
@@ -81,13 +81,13 @@ impl Traced {
 }
 
 /// Marks the entries of a flow as traced, until it is dropped.
-struct Marked<'a>(&'a Datapath, [&'a Tuple; 2]);
+struct Marked<'a>(&'a Datapath, [Connection; 2]);
 
 impl Marked<'_> {
     fn set(&self, op: abi::path_op) -> io::Result<()> {
         let until = if op == abi::path_op::PATH_TRACED { monotonic() + WITHOUT_US } else { Duration::ZERO };
         self.0.set_tracing(abi::trace_word::TRACE_UNTIL, until.as_nanos() as u64)?;
-        self.1.iter().try_for_each(|leg| self.0.maps.path_op(op, leg, abi::path6::default()).map(drop))
+        self.1.iter().try_for_each(|leg| self.0.maps.path_op_on(op, leg))
     }
 }
 
@@ -103,13 +103,18 @@ impl Datapath {
     /// Passes each segment of a flow to `f`, until it returns false. Passes `None` at least ten times a second. Returns the
     /// number of segments that were lost because the reader was too slow. Blocks: call it from a thread of its own. Fails with
     /// [`io::ErrorKind::ResourceBusy`] during another trace: the ring holds one flow, and only that flow leaves the fast path.
-    pub fn trace(&self, legs: [&Tuple; 2], mut f: impl FnMut(Option<Traced>) -> bool) -> io::Result<u64> {
+    pub fn trace(
+        &self,
+        legs: [impl Into<Connection>; 2],
+        mut f: impl FnMut(Option<Traced>) -> bool,
+    ) -> io::Result<u64> {
         let _one = match self.one_trace.try_lock() {
             Ok(one) => one,
             Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::ResourceBusy.into()),
             Err(TryLockError::Poisoned(one)) => one.into_inner(),
         };
         self.set_tracing(abi::trace_word::TRACE_LOST, 0)?;
+        let legs = legs.map(Into::into);
         let (began, marked) = (monotonic(), Marked(self, legs));
         marked.set(abi::path_op::PATH_TRACED)?;
         let (mut renewed, mut failed) = (Instant::now(), Ok(()));
@@ -119,7 +124,7 @@ impl Datapath {
             }
             let segment = data.and_then(|data| Traced::new(&from_bytes(data)));
             // left over from an earlier trace
-            let is_old = segment.as_ref().is_some_and(|s| s.when < began || !legs.contains(&&s.leg));
+            let is_old = segment.as_ref().is_some_and(|s| s.when < began || legs.iter().all(|c| c.leg != s.leg));
             failed.is_ok() && (is_old || f(segment))
         })?;
         failed?;

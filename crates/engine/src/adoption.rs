@@ -9,7 +9,9 @@ use crate::{
     sync::lock,
     types::{EndReason, FlowState},
 };
-use longsplice_datapath::{Claim, Datapath, IdleEntry, LegFlags, OpenError, PathFlags, PathView, Sockets, Tuple};
+use longsplice_datapath::{
+    Claim, Connection, Datapath, IdleEntry, LegFlags, OpenError, Pair, PathFlags, PathView, Sockets, Tuple,
+};
 use std::{
     cmp::Reverse,
     collections::HashSet,
@@ -123,7 +125,7 @@ struct Adoption {
     draining: usize,
     /// Flows that have ended: the time of silence so far, at least, and both legs. The process that died may have recorded
     /// their end, so this one does not.
-    over: Vec<(Duration, Tuple, Tuple)>,
+    over: Vec<(Duration, Pair<Connection>)>,
     lingers: usize,
     dead: Vec<Tuple>,
 }
@@ -141,12 +143,12 @@ impl Adoption {
                 lock(&engine.orphans).insert(orphan.id, orphan);
             }
             Found::Over(_) => self.over.push((
-                d.paths_of(orphan.legs.each_ref())
-                    .map_or(Duration::ZERO, |p| p.client.silence().min(p.server.silence())),
-                t,
-                other,
+                d.paths_of(orphan.connections()).map_or(Duration::ZERO, |p| p.client.silence().min(p.server.silence())),
+                orphan.connections(),
             )),
-            Found::Gone(_) if d.paths_of(orphan.legs.each_ref()).is_none() => clear_half(d, [&t, &other]),
+            Found::Gone(_) if d.paths_of(orphan.legs.each_ref()).is_none() => {
+                clear_half(d, [(&t).into(), (&other).into()])
+            }
             Found::Deserted | Found::Gone(_) => {
                 engine.recovered.end(orphan.ended(EndReason::Lost));
                 self.dead.extend([t, other]);
@@ -159,8 +161,8 @@ impl Adoption {
         self.lingers = self.over.len();
         self.over.sort_by_key(|(silence, ..)| Reverse(*silence));
         let now = Instant::now();
-        for (silence, t, other) in self.over.drain(..) {
-            engine.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
+        for (silence, Pair { client, server }) in self.over.drain(..) {
+            engine.lingering.add_since(now.checked_sub(silence).unwrap_or(now), client, Some(server));
         }
     }
 
@@ -187,9 +189,9 @@ impl Adoption {
             if let Some(other) = other.filter(|other| !is_ours(other)) {
                 self.take(engine, d, *t, Some(other));
                 // their end may be assumed too late, so their slots rest for longer
-                for (_, t, other) in self.over.drain(..) {
+                for (_, Pair { client, server }) in self.over.drain(..) {
                     over += 1;
-                    engine.lingering.add(t, Some(other));
+                    engine.lingering.add(client, Some(server));
                 }
             }
             !engine.is_closing()
@@ -207,13 +209,14 @@ impl Adoption {
 }
 
 /// Removes what is left of half a flow. Its addresses may belong to another connection by now, which stays.
-fn clear_half(d: &Datapath, [a, b]: [&Tuple; 2]) {
-    for (t, other) in [(a, b), (b, a)] {
-        let is_half = d.path(t).is_some_and(|p| p.flags & PathFlags::SPLICED != 0) && d.other_leg(t) == Some(*other);
+fn clear_half(d: &Datapath, [a, b]: [Connection; 2]) {
+    for (connection, other) in [(a, b), (b, a)] {
+        let t = &connection.leg;
+        let is_half = d.path(t).is_some_and(|p| p.flags & PathFlags::SPLICED != 0) && d.other_leg(t) == Some(other.leg);
         if is_half {
-            d.forget(t);
+            d.forget(&connection);
         } else {
-            d.forget_ended(t, None);
+            d.forget_ended(&connection, None);
         }
     }
 }
@@ -267,10 +270,10 @@ fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
                 Found::Live | Found::Deserted => EndReason::Lost,
             }));
             match found {
-                Found::Over(_) => engine.lingering.add(o.legs.client, Some(o.legs.server)),
+                Found::Over(_) => engine.lingering.add(o.connections().client, Some(o.connections().server)),
                 Found::Deserted => deserted.extend(o.legs),
                 _ => {
-                    let legs = o.legs.each_ref().into();
+                    let legs = o.connections().into();
                     if let Err(error) = d.reset_forwarded(legs) {
                         tracing::warn!(?legs, %error, "a host was not told that its connection is over");
                     }

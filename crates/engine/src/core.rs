@@ -448,7 +448,11 @@ impl Core {
 
     fn on_unsplicing(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let Event::Unspliced { at, client_reset } = event else { return Action::Wait };
-        let Ok(at) = at else { return self.end(cx, EndReason::Stopped) };
+        let at = match at {
+            Ok(at) => at,
+            Err(SwitchError::Other) => return self.replaced(cx),
+            Err(_) => return self.end(cx, EndReason::Stopped),
+        };
         self.took_back(cx, &at);
         let reset = at.flags.map(|flags| flags & LegFlags::RESET != 0);
         if reset == Pair::both(true) {
@@ -507,6 +511,7 @@ impl Core {
     fn on_settling(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let at = match event {
             Event::Looked(Ok(at)) => at,
+            Event::Looked(Err(SwitchError::Other)) => return self.replaced(cx),
             Event::Looked(Err(_)) | Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
             Event::Heard => {
                 // its next message may have carried the last acknowledgement

@@ -15,7 +15,7 @@ use crate::{
     taps::TapRing,
     types::Command,
 };
-use longsplice_datapath::{Datapath, Pair, Tpot, Tuple};
+use longsplice_datapath::{Connection, Datapath, Pair, Tpot, Tuple};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -43,8 +43,8 @@ pub(crate) struct Engine {
     pub recovered: Recovered,
     /// The tunnels of connections that were intercepted, once there is a listener for such.
     pub tunnels: Mutex<Weak<Tpot>>,
-    /// The flow of each leg, for events. Keyed by a hash, which takes an eighth of the space of a
-    /// tuple. If two legs have the same hash, one flow misses its events and notices by polling.
+    /// The flow of each leg, for events. Keyed by a hash of the leg's connection, which takes an eighth of its
+    /// space. If two have the same hash, one flow misses its events and notices by polling.
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     pub lingering: Lingering,
@@ -120,9 +120,9 @@ impl Engine {
         lock(&self.flows).get(&id).cloned()
     }
 
-    /// Returns the flow that a leg belongs to.
-    pub fn flow_of(&self, leg: &Tuple) -> Option<Arc<Flow>> {
-        let id = lock(&self.routes).get(&self.hash(leg)).copied();
+    /// Returns the flow that a connection belongs to.
+    pub fn flow_of(&self, connection: &Connection) -> Option<Arc<Flow>> {
+        let id = lock(&self.routes).get(&self.hash(connection)).copied();
         id.and_then(|id| self.flow(id))
     }
 
@@ -144,18 +144,24 @@ impl Engine {
         lock(&self.flows).len() + lock(&self.orphans).len()
     }
 
-    fn hash(&self, leg: &Tuple) -> u64 {
-        self.hasher.hash_one(leg)
+    fn hash(&self, connection: &Connection) -> u64 {
+        self.hasher.hash_one(connection)
     }
 
-    /// Returns whether this leg belongs to a flow that this process has spliced.
+    /// Returns the connection that has this leg's entry at present, if any.
+    pub fn present(&self, leg: &Tuple) -> Option<Connection> {
+        let generation = self.datapath.as_ref()?.generation(leg)?;
+        Some(Connection { leg: *leg, generation })
+    }
+
+    /// Returns whether the connection that has this leg's entry belongs to a flow that this process has spliced.
     pub fn is_routed(&self, leg: &Tuple) -> bool {
-        lock(&self.routes).contains_key(&self.hash(leg))
+        self.present(leg).is_some_and(|connection| lock(&self.routes).contains_key(&self.hash(&connection)))
     }
 
     /// Routes events of both legs to the flow from now on.
     pub fn route_events(&self, flow: &Flow) {
-        let legs = flow.legs.each_ref().map(|leg| self.hash(leg));
+        let legs = flow.connections().map(|connection| self.hash(&connection));
         lock(&self.routes).extend(legs.map(|h| (h, flow.id)));
     }
 
@@ -196,7 +202,7 @@ impl Engine {
     }
 
     /// Resets both connections of a flow that has no sockets.
-    pub fn reset_forwarded(&self, legs: [&Tuple; 2]) {
+    pub fn reset_forwarded(&self, legs: [Connection; 2]) {
         if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
             tracing::warn!(legs = ?legs, %error, "a host was not told that its connection is over");
         }
@@ -207,9 +213,10 @@ impl Engine {
     pub fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
         if linger {
-            self.lingering.add(flow.legs.client, Some(flow.legs.server));
+            let Pair { client, server } = flow.connections();
+            self.lingering.add(client, Some(server));
         } else {
-            d.forget_flow(flow.legs.each_ref().into());
+            d.forget_flow(flow.connections().into());
         }
     }
 
@@ -298,7 +305,7 @@ impl Drop for Listed {
             return;
         }
         let Listed { engine, flow, .. } = self;
-        let legs = flow.legs.each_ref().map(|leg| engine.hash(leg));
+        let legs = flow.connections().map(|connection| engine.hash(&connection));
         lock(&engine.flows).remove(&flow.id);
         let mut routes = lock(&engine.routes);
         for leg in legs {

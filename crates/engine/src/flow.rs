@@ -10,7 +10,7 @@ use crate::{
     types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
 };
 use longsplice_datapath::{
-    Datapath, EventKind, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic,
+    Connection, Datapath, EventKind, LegFlags, Pair, PathView, Recreated, Released, Side, SwitchError, Tuple, monotonic,
 };
 use std::{
     borrow::Cow,
@@ -47,6 +47,10 @@ pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub legs: Pair<Tuple>,
+    /// Tell the legs' connections from others with the same addresses.
+    pub generations: Pair<u32>,
+    /// The entries that new connections have replaced.
+    pub replaced: Mutex<Pair<Option<Box<PathView>>>>,
     /// Source and destination that a proxy in front announced for the client's leg.
     pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
     pub began: Instant,
@@ -104,15 +108,37 @@ impl TaskEvents {
 
 /// Returns the positions of all data from both hosts. `None` if the data path does not know the flow.
 pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&Pair<Released>>) -> Option<Pair<u64>> {
-    let Some(released) = released else { return datapath.look(flow.legs.each_ref()).ok().map(|at| at.end) };
-    let end = |side: Side| datapath.released_end(&flow.legs[side], &released[side]);
-    Some(Pair::new(end(Side::Client)?, end(Side::Server)?))
+    let Some(released) = released else { return datapath.look(flow.connections()).ok().map(|at| at.end) };
+    let paths = flow.paths(datapath)?;
+    Some(Pair::from_fn(|side| released[side].end(&paths[side])))
 }
 
 impl Flow {
     /// Returns the client's address: `Leg::source`.
     pub fn source(&self) -> SocketAddr {
         self.announced.as_ref().map_or(self.legs.client.remote, |a| a.0)
+    }
+
+    /// Returns the legs' connections.
+    pub fn connections(&self) -> Pair<Connection> {
+        let named = self.legs.zip(self.generations);
+        named.map(|(leg, generation)| Connection { leg, generation })
+    }
+
+    /// Returns the path entries of the flow, if it has both. If new connections have replaced the flow's, as they were at the end.
+    pub fn paths(&self, datapath: &Datapath) -> Option<Pair<PathView>> {
+        datapath.paths_of(self.connections()).or_else(|| {
+            let Pair { client, server } = &*lock(&self.replaced);
+            Some(Pair::new(**client.as_ref()?, **server.as_ref()?))
+        })
+    }
+
+    /// Keeps the last state of an entry that a new connection has replaced.
+    pub fn was_replaced(&self, leg: &Tuple, last: PathView) {
+        let mut replaced = lock(&self.replaced);
+        for side in Side::BOTH.into_iter().filter(|side| self.legs[*side] == *leg) {
+            replaced[side] = Some(Box::new(last));
+        }
     }
 
     pub fn now(&self) -> MutexGuard<'_, Progress> {
@@ -245,8 +271,8 @@ impl ForwardedFlow {
             Why::Elsewhere { .. } => Why::Elsewhere { transparent: self.is_transparent(d, flow) },
             why => why,
         };
-        let legs = self.core.wants_legs(why).then(|| d.look(flow.legs.each_ref()).ok()).flatten();
-        Event::Seen(Box::new(Seen { why, paths: d.paths_of(flow.legs.each_ref()), legs }))
+        let legs = self.core.wants_legs(why).then(|| d.look(flow.connections()).ok()).flatten();
+        Event::Seen(Box::new(Seen { why, paths: flow.paths(d), legs }))
     }
 
     /// Returns the positions of all data from both hosts when the flow was seen, if they follow from its path entries.
@@ -294,7 +320,7 @@ impl ForwardedFlow {
     /// Closes the parked sockets; the flow goes on without them. Returns false if it cannot.
     pub fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
         self.parked.iter_mut().for_each(Parked::close_silently);
-        let Pair { client, server } = flow.legs.each_ref().map(|leg| datapath.release(leg));
+        let Pair { client, server } = flow.connections().map(|connection| datapath.release(connection));
         let (Some(client), Some(server)) = (client, server) else { return false };
         self.sockets = Sockets::Released(Pair::new(client, server));
         true
@@ -302,7 +328,7 @@ impl ForwardedFlow {
 
     pub fn recreate(&self, d: &Datapath, flow: &Flow, force: bool) -> Result<Recreated, SwitchError> {
         let released = self.sockets.released().ok_or(SwitchError::Untracked)?;
-        let new = d.recreate(flow.legs.each_ref(), released, force);
+        let new = d.recreate(flow.connections(), released, force);
         match &new {
             Ok(_) | Err(SwitchError::Fragments) => {}
             Err(error @ (SwitchError::Busy | SwitchError::Closing)) => {
@@ -328,7 +354,7 @@ mod tests {
     #[test]
     fn records_are_small() {
         assert!(
-            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 728,
+            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 784,
             "{} {}",
             size_of::<ForwardedFlow>(),
             size_of::<Flow>()

@@ -27,6 +27,9 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 const HALF_OPEN: usize = 1024;
 /// Maximum age of a half-open connection: as long as a server repeats its SYN-ACK (tcp_synack_retries).
 const PATIENCE: Duration = Duration::from_secs(64);
+/// How long a segment waits for the end of an earlier connection with the same addresses. That connection is over, and its flow
+/// has been told, so this takes a millisecond or two. After a second, the segment is sent again.
+const LATE: Duration = Duration::from_secs(1);
 /// Maximum number of connections that wait to be accepted, for each
 /// listener, like the backlog of a listening socket. More are reset.
 const BACKLOG: usize = 4096;
@@ -140,6 +143,8 @@ pub(crate) struct Handshakes {
     clients: HashMap<Tuple, Tuple>,
     /// When old half-open connections were last looked for.
     looked: Option<Instant>,
+    /// Segments that wait for the end of an earlier connection with the same addresses, and since when.
+    late: Vec<(Instant, Handshake)>,
     counts: ForeignCounts,
 }
 
@@ -200,7 +205,10 @@ fn hear(engine: &Arc<Engine>, handshakes: &Mutex<Handshakes>) {
         let mut f = lock(handshakes);
         match handshake {
             Some(h) => f.hear(engine, d, h),
-            None => f.look(d, Instant::now()),
+            None => {
+                f.hear_late(engine, d);
+                f.look(d, Instant::now());
+            }
         }
         !engine.is_closing()
     });
@@ -254,11 +262,30 @@ impl Handshakes {
     fn hear(&mut self, engine: &Arc<Engine>, d: &Datapath, h: Handshake) {
         tracing::trace!(?h);
         match h.segment {
-            Some(Segment::Syn) => self.asked(engine, d, h),
-            Some(Segment::SynAck) => self.answered(engine, d, h),
+            Some(Segment::Syn) => self.asked(engine, d, h, Instant::now()),
+            Some(Segment::SynAck) => self.answered(engine, d, h, Instant::now()),
             Some(Segment::Reset) => self.refused(d, &h),
             Some(Segment::Ack) => self.opened(d, &h),
             None => {}
+        }
+    }
+
+    /// Puts a segment off until the flow of an earlier connection has ended. `since`: the first attempt.
+    fn put_off(&mut self, segment: Handshake, since: Instant) {
+        if since.elapsed() < LATE && self.late.len() < HALF_OPEN {
+            self.late.push((since, segment));
+        } else {
+            tracing::debug!(?segment, "its addresses are still in use; it will come again");
+        }
+    }
+
+    fn hear_late(&mut self, engine: &Arc<Engine>, d: &Datapath) {
+        for (since, segment) in std::mem::take(&mut self.late) {
+            match segment.segment {
+                Some(Segment::Syn) if !self.half.contains_key(&segment.leg) => self.asked(engine, d, segment, since),
+                Some(Segment::SynAck) => self.answered(engine, d, segment, since),
+                _ => {} // it has come again meanwhile
+            }
         }
     }
 
@@ -298,7 +325,8 @@ impl Handshakes {
         Some(half)
     }
 
-    fn asked(&mut self, engine: &Engine, d: &Datapath, syn: Handshake) {
+    /// `since`: when the SYN arrived.
+    fn asked(&mut self, engine: &Engine, d: &Datapath, syn: Handshake, since: Instant) {
         let client = syn.leg;
         match self.half.get_mut(&client) {
             Some(half) if half.syn.seq() == syn.seq() => {
@@ -321,14 +349,14 @@ impl Handshakes {
                     self.counts.denied += 1;
                     return tracing::debug!(?client, is_ours, "not let pass");
                 }
-                self.asked_through(engine, d, syn);
+                self.asked_through(engine, d, syn, since);
             }
             None => self.counts.denied += 1,
         }
     }
 
     /// Handles the SYN of a transparent connection.
-    fn asked_through(&mut self, engine: &Engine, d: &Datapath, syn: Handshake) {
+    fn asked_through(&mut self, engine: &Engine, d: &Datapath, syn: Handshake, since: Instant) {
         let client = syn.leg;
         if !self.has_room(d) {
             return self.let_go(d, &syn, &mirrored(&client));
@@ -338,6 +366,7 @@ impl Handshakes {
         match expect(engine, d, &server, &client, kind) {
             Ok(()) => self.begin(engine, syn, server, true),
             Err(ExpectError::Full { .. }) => self.let_go(d, &syn, &server),
+            Err(ExpectError::Taken) => self.put_off(syn, since),
             Err(error) => tracing::debug!(?client, %error, "no answer"),
         }
     }
@@ -406,7 +435,8 @@ impl Handshakes {
         (half.answer.is_none() && h.ack() == half.syn.seq().wrapping_add(1)).then_some(*client)
     }
 
-    fn answered(&mut self, engine: &Arc<Engine>, d: &Datapath, answer: Handshake) {
+    /// `since`: when the SYN-ACK arrived.
+    fn answered(&mut self, engine: &Arc<Engine>, d: &Datapath, answer: Handshake, since: Instant) {
         let Some(client) = self.clients.get(&answer.leg).copied() else { return self.answered_late(d, &answer) };
         // a repeated SYN-ACK: the client has not received it, or its answer was lost
         let is_repeated = |half: &HalfOpen| half.answer.as_ref().is_some_and(|first| first.segment.repeats(&answer));
@@ -432,6 +462,10 @@ impl Handshakes {
                 }
                 half.answer = Some(made);
                 self.pass_on(&answer, &client);
+            }
+            // the sockets of an earlier connection are about to be closed
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && since.elapsed() < LATE => {
+                self.put_off(answer, since);
             }
             Err(error) => {
                 tracing::warn!(leg = ?answer.leg, %error, "no sockets for a handshake between hosts");
@@ -583,7 +617,7 @@ fn expect(engine: &Engine, d: &Datapath, server: &Tuple, client: &Tuple, kind: E
 /// Removes the server's leg of an earlier connection, when a client without a leg sends a SYN. The earlier connection
 /// is over, or its process died before the client had completed the handshake. Returns whether the leg is gone.
 fn make_way(engine: &Engine, d: &Datapath, server: &Tuple, foreign: bool) -> bool {
-    match engine.lingering.make_way(server) {
+    match engine.lingering.make_way_at_once(server) {
         Some((a, b)) => {
             d.forget_ended(&a, b.as_ref());
             true

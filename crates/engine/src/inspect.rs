@@ -1,7 +1,7 @@
 //! One flow in detail, for `longsplice inspect` and `longsplice trace`.
 
-use crate::{flow::FlowOwner, refusal::Refusal, splicer::Splicer, sync::lock, types::FlowStatus};
-use longsplice_datapath::{Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
+use crate::{flow::FlowOwner, orphan::Orphan, refusal::Refusal, splicer::Splicer, sync::lock, types::FlowStatus};
+use longsplice_datapath::{Connection, Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
 use std::{
     io,
     time::{Duration, Instant},
@@ -92,21 +92,21 @@ impl Splicer {
         if let Some(why) = self.refusal() {
             return Err(TraceError::NoDatapath(why));
         }
-        let (Some(d), Some(legs)) = (self.datapath(), self.legs_of(id)) else {
+        let (Some(d), Some(connections)) = (self.datapath(), self.connections_of(id)) else {
             return Err(TraceError::NoFlow(id));
         };
-        if legs.iter().all(|leg| d.path(leg).is_none()) {
+        if connections.iter().all(|c| d.generation(&c.leg) != Some(c.generation)) {
             return Err(TraceError::OnlyCopied(id));
         }
         let mut looked = Instant::now();
-        let traced = d.trace(legs.each_ref().into(), |segment| {
+        let traced = d.trace(connections.into(), |segment| {
             if segment.is_none() && looked.elapsed() > LOOK {
                 looked = Instant::now();
-                if self.legs_of(id).is_none() {
+                if self.connections_of(id).is_none() {
                     return false;
                 }
             }
-            f(segment.map(|s| TracedSegment::new(s, &legs.client)))
+            f(segment.map(|s| TracedSegment::new(s, &connections.client.leg)))
         });
         traced.map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => TraceError::Busy,
@@ -114,9 +114,9 @@ impl Splicer {
         })
     }
 
-    fn legs_of(&self, id: u64) -> Option<Pair<Tuple>> {
-        let orphan = || lock(&self.engine().orphans).get(&id).map(|o| o.legs);
-        self.engine().flow(id).map(|f| f.legs).or_else(orphan)
+    fn connections_of(&self, id: u64) -> Option<Pair<Connection>> {
+        let orphan = || lock(&self.engine().orphans).get(&id).map(Orphan::connections);
+        self.engine().flow(id).map(|f| f.connections()).or_else(orphan)
     }
 
     /// Describes a live flow of this or an earlier process. `None` if there is no such flow.

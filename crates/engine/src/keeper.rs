@@ -15,7 +15,7 @@ use crate::{
     sweeper::Sweeper,
     types::Command,
 };
-use longsplice_datapath::{Event as Told, EventKind, Events, Tuple, monotonic};
+use longsplice_datapath::{Connection, Event as Told, EventKind, Events, Tuple, monotonic};
 use std::{
     sync::{Arc, MutexGuard, mpsc},
     time::{Duration, Instant},
@@ -53,7 +53,12 @@ pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>
     let mut k = Keeper { engine, agenda, returning, next_look: now, next_try: now, next_clear: now, guard, sweeper };
     while !k.engine.is_closing() {
         match events.wait(k.rest()) {
-            Ok(events) => events.for_each(|event| k.route(&event)),
+            Ok(events) => {
+                let events: Vec<_> = events.collect();
+                // first: what comes before such an event is looked into when the entries are gone
+                events.iter().filter(|event| event.kind == EventKind::Replaced).for_each(|event| k.note_last(event));
+                events.iter().for_each(|event| k.route(event));
+            }
             Err(error) => {
                 tracing::error!(%error, "cannot wait for events of the data path; flows notice by polling");
                 std::thread::sleep(PACE);
@@ -91,13 +96,23 @@ impl Keeper {
         look.min(release).min(back).min(sweep).min(TICK)
     }
 
+    /// Keeps the last state of an entry that was replaced.
+    fn note_last(&self, event: &Told) {
+        let connection = Connection { leg: event.leg, generation: event.generation };
+        self.engine.flow_of(&connection).inspect(|flow| flow.was_replaced(&event.leg, event.path));
+    }
+
     /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.
     fn route(&mut self, event: &Told) {
-        let Some(flow) = self.engine.flow_of(&event.leg) else {
+        let connection = Connection { leg: event.leg, generation: event.generation };
+        let Some(flow) = self.engine.flow_of(&connection) else {
             return if event.kind == EventKind::Deserted {
                 self.reset_again(&event.leg)
             };
         };
+        if event.more {
+            return;
+        }
         if let FlowOwner::Task { events, .. } = &*flow.owner() {
             return events.notify(event.kind);
         }

@@ -10,8 +10,9 @@ use crate::{
     taps::Tap,
 };
 use longsplice_datapath::{
-    PathFacts, Repair, Tuple, clamp_window, lift_outstanding, lift_unread, limit_outstanding, limit_unread,
-    limit_unsent, make_room, narrow_window, path_facts, received, unread, widen_window,
+    Connection, Datapath, PathFacts, Repair, Tuple, clamp_window, has_connection, lift_outstanding, lift_unread,
+    limit_outstanding, limit_unread, limit_unsent, make_room, narrow_window, path_facts, received, unread,
+    widen_window,
 };
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
@@ -76,6 +77,8 @@ pub struct Leg {
     buffered: Option<usize>,
     /// Whether the socket sends keep-alive probes; see [`Leg::keep_alive`].
     keeps_alive: bool,
+    /// Tells the connection from others with the same addresses; see [`Leg::connection`].
+    generation: OnceLock<u32>,
     /// Why the leg can never be spliced: the data path does not track it.
     refusal: OnceLock<Refusal>,
     /// Receives a copy of all bytes that pass.
@@ -119,6 +122,7 @@ impl Leg {
             held_back: false,
             buffered: None,
             keeps_alive: false,
+            generation: OnceLock::new(),
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
             first: None,
@@ -134,6 +138,18 @@ impl Leg {
 
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         self.refusal.get().copied()
+    }
+
+    /// Returns the leg's connection as the data path names it. It is asked for the name once, while the socket has the connection:
+    /// afterwards another one may have its addresses.
+    pub(crate) fn connection(&self, d: Option<&Datapath>) -> Connection {
+        let leg = self.tuple();
+        let generation = *self.generation.get_or_init(|| {
+            let known = d.filter(|_| !self.is_only_copied()).and_then(|d| d.generation(&leg));
+            // it is asked in this order, so that what was known is of this connection
+            known.filter(|_| self.descriptor().is_some_and(has_connection)).unwrap_or(Connection::NONE)
+        });
+        Connection { leg, generation }
     }
 
     /// Takes the connection to `server` that was opened on the client's SYN.
@@ -339,9 +355,9 @@ impl Leg {
 
     /// Takes the leg and leaves a closed one in its place.
     pub(crate) fn take(&mut self) -> Leg {
-        let (announced, refusal) = (self.announced.clone(), self.refusal.clone());
+        let (announced, refusal, generation) = (self.announced.clone(), self.refusal.clone(), self.generation.clone());
         let (socket, early) = (Socket::Gone, Mutex::default());
-        let closed = Leg { socket, announced, early, refusal, tap: None, first: None, seat: None, ..*self };
+        let closed = Leg { socket, announced, early, generation, refusal, tap: None, first: None, seat: None, ..*self };
         std::mem::replace(self, closed)
     }
 
@@ -530,7 +546,7 @@ pub(crate) struct Parked {
 
 impl Parked {
     /// Makes a leg again, without announced addresses.
-    pub fn leg(self, tuple: &Tuple) -> Leg {
+    pub fn leg(self, Connection { leg: tuple, generation }: Connection) -> Leg {
         let Parked { socket, at, delays, tap } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
         Leg {
@@ -549,6 +565,7 @@ impl Parked {
             held_back: false,
             buffered: None,
             keeps_alive: false,
+            generation: generation.into(),
             refusal: OnceLock::new(),
             tap,
             first: None,

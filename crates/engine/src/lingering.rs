@@ -2,7 +2,7 @@
 //! TIME-WAIT, unless a new connection needs the port, or there are too many of them.
 
 use crate::sync::lock;
-use longsplice_datapath::Tuple;
+use longsplice_datapath::{Connection, Tuple};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Mutex,
@@ -24,7 +24,7 @@ const FREE_SHARE: usize = 2;
 const CROWD: usize = 64;
 
 /// The legs of one flow, or a single leg without a flow.
-type Legs = (Tuple, Option<Tuple>);
+type Legs = (Connection, Option<Connection>);
 
 /// Flows that have ended, in the order of their ends.
 #[derive(Debug)]
@@ -59,17 +59,17 @@ impl Lingering {
     }
 
     /// Adds legs that have ended now.
-    pub fn add(&self, leg: Tuple, other: Option<Tuple>) {
+    pub fn add(&self, leg: Connection, other: Option<Connection>) {
         self.add_since(Instant::now(), leg, other);
     }
 
     /// Adds legs that ended at `since`, which must not be before the end of any other.
-    pub fn add_since(&self, since: Instant, leg: Tuple, other: Option<Tuple>) {
+    pub fn add_since(&self, since: Instant, leg: Connection, other: Option<Connection>) {
         let mut ended = lock(&self.ended);
         let n = ended.next;
         ended.next += 1;
         ended.flows.insert(n, (since, (leg, other)));
-        ended.of.extend([Some(leg), other].into_iter().flatten().map(|leg| (leg, n)));
+        ended.of.extend([Some(leg), other].into_iter().flatten().map(|c| (c.leg, n)));
     }
 
     /// Removes a leg that is used for a new connection: its entries now belong to that.
@@ -79,10 +79,19 @@ impl Lingering {
 
     /// Takes the legs that must be removed before this leg can be used for a new connection. `None` if it may not be used.
     pub fn make_way(&self, leg: &Tuple) -> Option<Legs> {
+        self.make_way_after(leg, REUSE)
+    }
+
+    /// The same for a connection whose host has chosen the port: it may use it again at once, as with any other peer.
+    pub fn make_way_at_once(&self, leg: &Tuple) -> Option<Legs> {
+        self.make_way_after(leg, Duration::ZERO)
+    }
+
+    fn make_way_after(&self, leg: &Tuple, rest: Duration) -> Option<Legs> {
         let mut ended = lock(&self.ended);
         let n = *ended.of.get(leg)?;
         let since = ended.flows.get(&n)?.0;
-        if since.elapsed() < REUSE {
+        if since.elapsed() < rest {
             return None;
         }
         ended.take(n)
@@ -116,9 +125,9 @@ impl Ended {
     fn take(&mut self, n: u64) -> Option<Legs> {
         let (_, (a, b)) = self.flows.remove(&n)?;
         let mut still = [Some(a), b].into_iter().flatten().filter(|leg| {
-            let is = self.of.get(leg) == Some(&n);
+            let is = self.of.get(&leg.leg) == Some(&n);
             if is {
-                self.of.remove(leg);
+                self.of.remove(&leg.leg);
             }
             is
         });
@@ -130,8 +139,9 @@ impl Ended {
 mod tests {
     use super::*;
 
-    fn leg(port: u16) -> Tuple {
-        Tuple { remote: ([192, 0, 2, 1], 80).into(), local: ([192, 0, 2, 2], port).into() }
+    fn leg(port: u16) -> Connection {
+        let leg = Tuple { remote: ([192, 0, 2, 1], 80).into(), local: ([192, 0, 2, 2], port).into() };
+        Connection { leg, generation: 1 }
     }
 
     #[test]
@@ -175,9 +185,11 @@ mod tests {
     fn what_is_used_anew_is_left_alone() {
         let l = Lingering::new(8);
         l.add(leg(0), Some(leg(100)));
-        assert_eq!(l.make_way(&leg(0)), None, "too early");
-        l.begins_anew(&leg(0));
-        assert_eq!(l.make_way(&leg(0)), None);
+        assert_eq!(l.make_way(&leg(0).leg), None, "too early");
+        assert_eq!(l.make_way_at_once(&leg(0).leg), Some((leg(0), Some(leg(100)))));
+        l.add(leg(0), Some(leg(100)));
+        l.begins_anew(&leg(0).leg);
+        assert_eq!(l.make_way(&leg(0).leg), None);
         l.add(leg(0), Some(leg(101))); // the new connection has ended, too
         let later = Instant::now() + LINGER;
         assert_eq!(l.next_over(later, 0), Some((leg(100), None)));

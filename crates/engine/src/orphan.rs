@@ -8,13 +8,15 @@ use crate::{
     flow::stages,
     types::{EndReason, Ended, FlowState, FlowStatus},
 };
-use longsplice_datapath::{CommitOptions, Datapath, Pair, PathFlags, SwitchError, Tuple, monotonic};
+use longsplice_datapath::{CommitOptions, Connection, Datapath, Pair, PathFlags, SwitchError, Tuple, monotonic};
 use std::time::{Duration, Instant};
 
 /// A flow of an earlier process, as the last look found it.
 pub(crate) struct Orphan {
     pub id: u64,
     pub legs: Pair<Tuple>,
+    /// Tell the connections from others with the same addresses, since the first look.
+    generations: Option<Pair<u32>>,
     since: Instant,
     bytes: Pair<u64>,
     /// Bytes and positions at the first look. The latter count if there are no records.
@@ -35,7 +37,7 @@ impl Orphan {
         let order = |leg: &Tuple| (leg.local.port(), leg.remote);
         let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
         let (bytes, watch) = (Pair::default(), Watch::new(monotonic()));
-        Orphan { id, legs, since: Instant::now(), bytes, first: None, positions: None, watch }
+        Orphan { id, legs, since: Instant::now(), bytes, first: None, positions: None, generations: None, watch }
     }
 
     /// Returns the record of its end.
@@ -54,7 +56,7 @@ impl Orphan {
 
     /// Counts its bytes. Without records, only what was forwarded since the first look is known.
     pub fn count(&mut self, d: &Datapath) {
-        let legs = self.legs.each_ref();
+        let legs = self.connections();
         let Some(paths) = d.paths_of(legs) else { return };
         let data = |end: Pair<u64>| end.zip(paths.each_ref().map(|p| u64::from(p.flags & PathFlags::FIN != 0)));
         if let Ok(at) = d.look(legs) {
@@ -67,6 +69,12 @@ impl Orphan {
             let first = *self.positions.get_or_insert(now);
             self.bytes = data(now).zip(first).map(|((end, fin), first)| end.saturating_sub(first + fin));
         }
+    }
+
+    /// Returns the connections of the legs.
+    pub fn connections(&self) -> Pair<Connection> {
+        let generations = self.generations.unwrap_or(Pair::both(Connection::NONE));
+        self.legs.zip(generations).map(|(leg, generation)| Connection { leg, generation })
     }
 
     pub fn state(&self) -> FlowState {
@@ -95,15 +103,18 @@ impl Orphan {
     /// Looks at the orphan. After the time `idle` without a byte it is to be reset.
     pub fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
         let legs = self.legs.each_ref();
-        let mut event = Event::Paths(d.paths_of(legs));
+        let known = || legs.map(|leg| d.generation(leg).unwrap_or(Connection::NONE));
+        let generations = *self.generations.get_or_insert_with(known);
+        let connections = self.connections();
+        let mut event = Event::Paths(d.paths_of(connections));
         loop {
             event = match self.watch.on(monotonic(), idle, event) {
                 Action::LookAtLegs => {
                     let heard = legs.map(|leg| d.leg(leg).map(|l| Time::from_nanos(l.seen)));
-                    Event::Legs { at: d.look(legs).ok().map(Box::new), heard }
+                    Event::Legs { at: d.look(connections).ok().map(Box::new), heard }
                 }
                 Action::Commit(at) => {
-                    let options = CommitOptions { in_time: true, ..CommitOptions::default() };
+                    let options = CommitOptions { in_time: true, generations, ..CommitOptions::default() };
                     let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), options);
                     if let Err(error) = &committed
                         && ![SwitchError::Busy, SwitchError::Short].contains(error)
@@ -113,7 +124,7 @@ impl Orphan {
                     Event::Committed(committed.map(drop))
                 }
                 Action::Unsplice => {
-                    let back = d.unsplice(legs);
+                    let back = d.unsplice(connections);
                     tracing::debug!(leg = ?legs.client, ?back, "the drain of an earlier process has ended");
                     Event::Unspliced
                 }

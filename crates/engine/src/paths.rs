@@ -29,7 +29,8 @@ fn keep_up(weak: &Weak<Engine>, mut watch: Watch) {
         let (Some(d), false) = (engine.datapath(), engine.is_closing()) else { return };
         let error = match d.follow(&mut watch) {
             Ok(elsewhere) => {
-                let flows: HashSet<u64> = elsewhere.iter().filter_map(|leg| Some(engine.flow_of(leg)?.id)).collect();
+                let flows: HashSet<u64> =
+                    elsewhere.iter().filter_map(|leg| Some(engine.flow_of(&engine.present(leg)?)?.id)).collect();
                 flows.into_iter().for_each(|id| engine.tell(KeeperMessage::Elsewhere(id)));
                 String::new()
             }

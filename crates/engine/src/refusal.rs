@@ -131,7 +131,7 @@ impl From<SwitchError> for Refusal {
             SwitchError::Untracked => Refusal::Untracked,
             SwitchError::Busy | SwitchError::Window | SwitchError::Silent => Refusal::DrainTimeout,
             SwitchError::Short => Refusal::Short,
-            SwitchError::Closing => Refusal::Closing,
+            SwitchError::Closing | SwitchError::Other => Refusal::Closing,
             SwitchError::Fragments => Refusal::Fragments,
             SwitchError::Mismatch => Refusal::Mismatch,
             SwitchError::Full => Refusal::TableFull,

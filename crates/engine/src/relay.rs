@@ -88,7 +88,7 @@ impl Relay {
     /// Rebuilds a flow that the keeper gives back.
     pub fn revive(engine: &Arc<Engine>, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
         let ForwardedFlow { parked, core, purpose, sockets, .. } = kept;
-        let mut legs = parked.zip(flow.legs).map(|(parked, tuple)| parked.leg(&tuple));
+        let mut legs = parked.zip(flow.connections()).map(|(parked, connection)| parked.leg(connection));
         legs.client.announced.clone_from(&flow.announced);
         Relay {
             engine: engine.clone(),
@@ -249,7 +249,7 @@ impl Relay {
 
     /// Stops the copies for taps: the flow goes on without the process that reads them.
     fn untap(&self) {
-        for leg in self.tuples().iter().filter(|_| self.is_tapped()) {
+        for leg in self.flow().connections().iter().filter(|_| self.is_tapped()) {
             if let Some(Err(error)) = self.engine.datapath().map(|d| d.untap(leg)) {
                 tracing::warn!(?leg, %error, "copies are made for nobody");
             }
@@ -285,7 +285,7 @@ impl Relay {
         // no socket is left that could inform the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {
-            self.engine.reset_forwarded(self.flow().legs.each_ref().into());
+            self.engine.reset_forwarded(self.flow().connections().into());
         }
         let Relay { engine, listed, legs, purpose, pump, core, .. } = self;
         let flow = listed.flow.clone();
@@ -325,8 +325,9 @@ impl Relay {
     /// Counts the bytes forwarded since the last splice. `known`: where they ended a moment ago.
     fn count_forwarded(&self, how: EndReason, known: Option<Pair<u64>>) {
         let Some(d) = self.engine.datapath() else { return };
-        let known = known.filter(|_| how == EndReason::Closed); // nothing can follow
-        let Some(ends) = known.or_else(|| ends(d, self.flow(), self.released.as_ref())) else { return };
+        let found = || ends(d, self.flow(), self.released.as_ref());
+        // a new connection may have replaced the entries
+        let Some(ends) = known.filter(|_| how == EndReason::Closed).or_else(found).or(known) else { return };
         // closed: by both hosts
         let fins = if how == EndReason::Closed { Some(Pair::both(true)) } else { self.fins(d) };
         let fins = fins.unwrap_or(Pair::both(false));
@@ -338,7 +339,7 @@ impl Relay {
 
     /// Returns whose FINs were forwarded.
     fn fins(&self, d: &Datapath) -> Option<Pair<bool>> {
-        let paths = d.paths_of(self.flow().legs.each_ref())?;
+        let paths = self.flow().paths(d)?;
         Some(paths.map(|p| p.flags & PathFlags::FIN != 0))
     }
 

@@ -241,6 +241,8 @@ impl Splicer {
             id: engine.next_id(),
             info,
             legs: legs.each_ref().map(Leg::tuple),
+            generations: legs.each_ref().map(|leg| leg.connection(engine.datapath()).generation),
+            replaced: Mutex::default(),
             announced: legs.client.announced.clone(),
             began: Instant::now(),
             policy,
@@ -303,13 +305,14 @@ impl Splicer {
         if leg.is_gone() {
             return;
         }
-        let (tuple, shimmed, known) = (leg.tuple(), leg.at.shimmed, !leg.is_only_copied());
+        let (shimmed, known) = (leg.at.shimmed, !leg.is_only_copied());
+        let connection = leg.connection(self.datapath());
         drop(leg);
         let Some(d) = self.datapath().filter(|_| known) else { return };
         if shimmed {
-            self.engine().lingering.add(tuple, None);
+            self.engine().lingering.add(connection, None);
         } else {
-            d.forget(&tuple);
+            d.forget(&connection);
         }
     }
 

@@ -44,4 +44,6 @@ pub enum Kind {
     /// Like [`Kind::Bad`], [`Kind::Crossing`], [`Kind::Hostile`], [`Kind::Killed`] or [`Kind::Reset`], and gigabytes pass between
     /// two steps.
     Long,
+    /// Like [`Kind::Bad`], [`Kind::Crossing`] or [`Kind::Reset`], and the hosts connect again from the same ports when it is over.
+    Reused,
 }

@@ -3,6 +3,7 @@
 
 mod adversary;
 mod app;
+mod crossing;
 mod death;
 mod detour;
 mod device;
@@ -13,6 +14,7 @@ mod leap;
 mod marks;
 mod relay;
 mod reset;
+mod reuse;
 mod rules;
 mod segment;
 mod style;
@@ -30,7 +32,7 @@ use longsplice_datapath::{
 };
 use marks::Marks;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use relay::{Habits, Meanwhile, Relay, State};
+use relay::{Habits, Relay, State};
 use reset::Reset;
 use segment::show;
 use std::{cmp::Reverse, collections::BinaryHeap};
@@ -57,6 +59,8 @@ pub struct Outcome {
     pub killed: bool,
     /// Whether it died at a time when nothing could be lost.
     pub whole: bool,
+    /// Whether the hosts have connected again before the process had heard of the end.
+    pub reused: bool,
     /// Whether a host has reset the connection.
     pub reset: bool,
     /// What the other host had got of it then, if that was not in forwarding mode.
@@ -145,6 +149,8 @@ struct World {
     other_cpu: Option<SmallRng>,
     /// Chooses forged segments.
     adversary: Option<SmallRng>,
+    /// Chooses when the hosts connect again.
+    reuse: Option<SmallRng>,
     /// Chooses how much passes at once.
     leaps: Option<SmallRng>,
     /// When the process dies, and when the next one starts.
@@ -171,6 +177,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Killed => w.is_to_die(seed),
         Kind::Reset => w.is_to_be_reset(seed),
         Kind::Long => w.is_to_leap(seed),
+        Kind::Reused => w.is_to_be_reused(seed),
         Kind::Moved => w.is_to_move(seed),
         Kind::HostileMoved => {
             w.is_to_move(seed);
@@ -349,6 +356,7 @@ impl World {
             other_cpu: None,
             adversary: None,
             leaps: None,
+            reuse: None,
             death: None,
             reset: None,
             detours: None,
@@ -412,7 +420,7 @@ impl World {
         while self.out.error.is_none() {
             self.settle();
             self.attack();
-            if self.finished() {
+            if self.begin_anew() || self.finished() {
                 return;
             }
             steps += 1;
@@ -559,30 +567,6 @@ impl World {
         self.out.forged += 1;
         self.note(|_| format!("forged, as of {from:?}:"));
         self.event(Event::ToUs(from, p));
-    }
-
-    fn came_meanwhile(&mut self, meanwhile: Option<Meanwhile>) {
-        let Some(Meanwhile { serial, from, packet, fate: Some((fate, events)), .. }) = meanwhile else { return };
-        // a segment that has to be processed again comes later
-        if !matches!(fate, Fate::Dropped(v) if VERDICTS[v as usize] == "stale-cpu") {
-            self.queue.retain(|q| q.0.1 != serial);
-            self.note(|_| "on another processor:".into());
-            self.came(from, &packet, fate, events);
-        }
-    }
-
-    /// Chooses the next segment of one of the hosts to arrive in the middle of an operation.
-    fn choose_meanwhile(&mut self) -> Option<Meanwhile> {
-        let r = self.other_cpu.as_mut()?;
-        let (from, lock) = (Side::BOTH[r.random_range(0..2)], r.random_range(1..12));
-        let coming = self.queue.iter().filter_map(|Reverse(Queued(at, serial, e))| match e {
-            Event::ToUs(side, p) if *side == from => Some((*at, *serial, p)),
-            _ => None,
-        });
-        let (_, serial, packet) = coming.min_by_key(|c| (c.0, c.1))?;
-        let packet = packet.clone();
-        let segment = self.arriving(from, &packet);
-        Some(Meanwhile { serial, from, packet, segment, lock, fate: None })
     }
 
     fn app(&mut self, side: Side) {

@@ -3,7 +3,7 @@
 
 use super::tcp::{MS, Packet, Tcp, Time};
 use longsplice_datapath::{
-    Half, LegFlags, Limit, Pair, PathFacts, PathFlags, Phase, Side, SwitchError, Switched, Tuple,
+    Half, LegFlags, Limit, Pair, PathFacts, PathFlags, PathView, Phase, Side, SwitchError, Switched, Tuple,
     abi::switch_op,
     model::{Fate, Model, Seg, Switch},
 };
@@ -19,6 +19,9 @@ const PATH_ENDS: u16 = PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD;
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Wake-ups between two serializations of the flow, as for a hand-over to another process.
 const WRITTEN_DOWN: u32 = 16;
+
+/// That of the flow's connections.
+const GENERATION: u32 = 1;
 
 /// The address of a leg: the model does not use addresses.
 fn leg(side: Side) -> Tuple {
@@ -134,6 +137,8 @@ pub struct Relay {
     pub taken_back: u32,
     /// A socket was reset before the flow was forwarded.
     pub failure: Option<Failure>,
+    /// The path entries, as they were when new connections replaced the flow's.
+    pub replaced: Option<Pair<PathView>>,
     /// The process has died, and all data in flight must arrive nevertheless.
     pub goes_on: bool,
     pub log: Vec<String>,
@@ -180,6 +185,7 @@ impl Relay {
             short: 0,
             taken_back: 0,
             failure: None,
+            replaced: None,
             goes_on: false,
             log: Vec::new(),
             tracing: false,
@@ -247,7 +253,7 @@ impl Relay {
             }
             State::Spliced => {
                 let why = if now >= self.switch_at { Why::Command(Command::Unsplice) } else { Why::Look };
-                let paths = Some(Pair::from_fn(|from| awake.m.path(from)));
+                let paths = self.replaced.or_else(|| Some(Pair::from_fn(|from| awake.m.path(from))));
                 self.hear(&mut awake, Event::Seen(Box::new(Seen { why, paths, legs: None })));
                 match self.state {
                     State::Spliced => Some(self.switch_at.min(now + 100 * MS)),
@@ -528,7 +534,7 @@ impl Relay {
 
     fn begin(&self, op: switch_op) -> Switch {
         let half = Half { leg: leg(Side::Client), consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
-        let mut call = Switch::new(op, Pair::both(&half));
+        let mut call = Switch::new(op, Pair::both(&half), GENERATION);
         call.args().trigger = u32::from(self.habits.trigger) * 3;
         call
     }
@@ -557,7 +563,7 @@ impl Relay {
     fn freeze(&mut self, awake: &mut Awake<'_>) {
         let since = *self.waiting.get_or_insert(awake.now);
         let halves = Pair::from_fn(|side| self.core.half(side, leg(side), &self.at[side]));
-        let mut call = Switch::new(switch_op::OP_FREEZE, halves.each_ref());
+        let mut call = Switch::new(switch_op::OP_FREEZE, halves.each_ref(), GENERATION);
         call.args().hold = self.habits.hold.into();
         call.args().fit = (awake.now < since + self.habits.patience).into();
         let g = self.switch(awake.m, call);

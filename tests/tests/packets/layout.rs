@@ -89,11 +89,28 @@ fn layouts_are_those_of_the_object() {
             }
         );
         layout!(t, train_key { remote, local, id });
-        layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill });
-        layout!(t, event { leg, kind });
+        layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill, generation });
+        layout!(t, event { leg, kind, generation, more, p });
         layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, seq, fin, flags, phase_in });
         layout!(t, handshake { leg, ifindex, eth, fill, ip, tcp });
-        layout!(t, path_args { op, result, key, other, mss, leg_flags, irs, iss, ifindex, fill, slot, p, p_other });
+        layout!(
+            t,
+            path_args {
+                op,
+                result,
+                key,
+                other,
+                mss,
+                leg_flags,
+                generation,
+                other_generation,
+                ifindex,
+                fill,
+                slot,
+                p,
+                p_other
+            }
+        );
         layout!(t, tap_record { leg, kind, at, acked, len });
         layout!(
             t,

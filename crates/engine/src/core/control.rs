@@ -465,6 +465,7 @@ impl Core {
             }
             SwitchError::Untracked
             | SwitchError::Closing
+            | SwitchError::Other
             | SwitchError::Fragments
             | SwitchError::Mismatch
             | SwitchError::Full
@@ -517,6 +518,7 @@ impl Core {
 
     pub(super) fn on_draining(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
+            Event::Looked(Err(SwitchError::Other)) | Event::Committed(Err(SwitchError::Other)) => self.replaced(cx),
             Event::Looked(at) => self.drained(cx, at),
             Event::Committed(Ok(at)) => self.committed(cx, &at),
             // since the look, and the data path may have taken it back
@@ -559,6 +561,12 @@ impl Core {
             | Event::Released(_)
             | Event::Recreated(_) => Action::Wait,
         }
+    }
+
+    /// Ends a flow in whose place a new connection has come: this one was over, and no socket has anything to add.
+    pub(super) fn replaced(&mut self, cx: &mut Context<'_>) -> Action {
+        self.fin_past = true;
+        self.end(cx, EndReason::Closed)
     }
 
     /// Returns the sizes of [`Action::Commit`] if a commit may be tried in place of the next look: all bytes before the bounds are

@@ -86,6 +86,8 @@ pub(super) struct Forwarded {
     back: Option<Box<Back>>,
     /// Set while the flow is watched for harm that the splice has done.
     watch: Option<Box<RateWatch>>,
+    /// When its entries were first found to be gone.
+    gone: Option<Time>,
 }
 
 impl Forwarded {
@@ -193,7 +195,16 @@ impl Core {
     }
 
     fn seen(&mut self, cx: &mut Context<'_>, seen: &Seen) -> Action {
-        let Some(paths) = &seen.paths else { return self.end_forwarded(cx, EndReason::Stopped) };
+        let Some(paths) = &seen.paths else {
+            // a new connection has replaced the entries: an event is under way that says how they were
+            let since = *self.forwarded.gone.get_or_insert(cx.now);
+            if cx.now.saturating_sub(since) < PATIENCE && !matches!(seen.why, Why::Command(_)) {
+                return Action::Wait;
+            }
+            // A new connection may have its addresses: no socket may send. If there is none, the stack resets the hosts.
+            self.state = State::Ended;
+            return Action::End { how: EndReason::Stopped, forwarded: true };
+        };
         let mut wanted = match seen.why {
             Why::Command(Command::Reset) => return self.end_forwarded(cx, EndReason::Stopped),
             Why::Command(Command::Release) if self.may_release(cx) => return Action::Release,
@@ -215,7 +226,12 @@ impl Core {
             | Why::Elsewhere { .. }
             | Why::Command(Command::Splice | Command::Release)
             | Why::Told(
-                EventKind::Forwarding | EventKind::Control | EventKind::Closed | EventKind::Reset | EventKind::Deserted, // its sockets are being created
+                EventKind::Forwarding
+                | EventKind::Control
+                | EventKind::Closed
+                | EventKind::Reset
+                | EventKind::Replaced
+                | EventKind::Deserted, // its sockets are being created
             ) => None,
         };
         if let Some(watch) = &mut self.forwarded.watch {

@@ -117,6 +117,7 @@ impl Watch {
                 | SwitchError::Window
                 | SwitchError::Silent
                 | SwitchError::Options
+                | SwitchError::Other
                 | SwitchError::Run(_),
             ))
             | Event::Unspliced => Action::Done(Found::Deserted),

@@ -525,13 +525,17 @@ fn a_forwarded_flow_ends_as_its_hosts_do() {
     for event in [
         Event::Stop { leave: false },
         Event::Seen(Box::new(Seen { why: Why::Command(Command::Reset), paths: Some(forwarded()), legs: None })),
-        Event::Seen(Box::new(Seen { why: Why::Look, paths: None, legs: None })),
     ] {
         let mut flow = spliced();
         assert!(matches!(flow.on(event), Action::Unsplice { away: Some(_) }));
         assert!(flow.core.is_ending());
         ends(&flow.taken_back(), EndReason::Stopped, false);
     }
+    // a new connection may have the addresses: its sockets say nothing, once it is clear that no event will tell more
+    let (mut flow, gone) = (spliced(), || Box::new(Seen { why: Why::Look, paths: None, legs: None }));
+    assert!(matches!(flow.on(Event::Seen(gone())), Action::Wait));
+    flow.now += 8 * SECOND;
+    ends(&flow.on(Event::Seen(gone())), EndReason::Stopped, true);
     let mut flow = Flow::released(Policy::default());
     assert_eq!(flow.core.timer(), None, "the keeper has timers of its own");
     ends(&flow.on(Event::Stop { leave: false }), EndReason::Stopped, true);

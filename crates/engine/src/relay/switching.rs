@@ -106,7 +106,7 @@ impl Relay {
         if unknown || self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
             return;
         }
-        let gone = d.give_back(self.flow().legs.each_ref());
+        let gone = d.give_back(self.flow().connections());
         for (leg, gone) in self.legs.each_ref().zip(gone) {
             if gone {
                 leg.refuse(why);
@@ -124,7 +124,7 @@ impl Relay {
             Ok(holding) => self.holding = holding,
             Err(_) => return Event::Refused { why: Refusal::Unprivileged, for_good: false },
         }
-        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap: false };
+        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap: false, generations: self.flow().generations };
         let frozen = self.freeze_both(halves.each_ref(), how);
         match &frozen {
             Ok(frozen) => {
@@ -163,7 +163,7 @@ impl Relay {
             seen.and_then(|at| Some((self.core.may_commit(now, &self.flow().policy, tuples.each_ref(), &at)?, at)));
         match tries {
             Some((most, at)) => self.commit(&at, most),
-            None => self.looked(self.datapath().look(tuples.each_ref()).map(Box::new)),
+            None => self.looked(self.datapath().look(self.flow().connections()).map(Box::new)),
         }
     }
 
@@ -190,7 +190,8 @@ impl Relay {
     pub(super) fn commit_untapped(&self, at: &Switched, most: Pair<u32>) -> Result<Commit, SwitchError> {
         let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
         let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
-        self.datapath().commit_or_look(self.flow().legs.each_ref(), at, most, CommitOptions { trigger, in_time: true })
+        let options = CommitOptions { trigger, in_time: true, generations: self.flow().generations };
+        self.datapath().commit_or_look(self.flow().legs.each_ref(), at, most, options)
     }
 
     /// Installs new sockets, at the positions of the hosts, in a flow that was released.
@@ -218,7 +219,7 @@ impl Relay {
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
         self.legs.iter_mut().for_each(Leg::relax);
         let tuples = self.tuples();
-        let paths = away.and_then(|_| self.datapath().paths_of(tuples.each_ref())); // a drain has none
+        let paths = away.and_then(|_| self.flow().paths(self.datapath())); // a drain has none
         let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
         let is_back = paths.as_ref().is_some_and(|p| p.iter().all(|p| p.flags & PathFlags::SPLICED == 0));
         let promised = paths.map(|p| Pair::new(p.server.window(), p.client.window()));
@@ -229,7 +230,7 @@ impl Relay {
         if let Some(away) = away.filter(|away| *away > TRACKED) {
             d.renew_parked(tuples.each_ref(), away);
         }
-        let at = d.unsplice(tuples.each_ref());
+        let at = d.unsplice(self.flow().connections());
         match &at {
             Ok(at) => {
                 if is_back {

@@ -24,10 +24,17 @@ pub enum Kind {
     Reset,
     /// Over at once.
     Short,
+    /// Over at once, by a reset.
+    Cut,
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [Kind::Long, Kind::Idle, Kind::Fast, Kind::HalfClosed, Kind::Reset, Kind::Short];
+    const ALL: [Kind; 7] = [Kind::Long, Kind::Idle, Kind::Fast, Kind::HalfClosed, Kind::Reset, Kind::Short, Kind::Cut];
+
+    /// A kind that does not.
+    pub fn passing(r: &mut SmallRng) -> Kind {
+        [Kind::Short, Kind::Short, Kind::Cut][r.random_range(0..3)]
+    }
 
     /// A kind that lasts.
     pub fn lasting(r: &mut SmallRng) -> Kind {
@@ -98,6 +105,14 @@ impl Plan {
             }
             Kind::Short => {
                 ends.iter_mut().for_each(|end| end.send = bytes(8 << r.random_range(0..14)));
+                1
+            }
+            Kind::Cut => {
+                ends[first].send = bytes(8 << r.random_range(0..14));
+                ends[first].ending = Ending::Reset;
+                // the other end must not end by itself before
+                (ends[1 - first].send, ends[1 - first].pace) = (bytes(4_000_000), Some(1_000_000));
+                reset_by = Some(ends[first].role);
                 1
             }
         };

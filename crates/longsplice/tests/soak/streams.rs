@@ -8,7 +8,7 @@ use crate::{
 };
 use longsplice_lab::{
     Family, Lab,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{self, STEP, Script, converse},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -35,6 +35,8 @@ pub const WAYS: [&str; 6] = ["plug", "crossing plug", "SOCKS", "CONNECT", "TLS b
 /// Number of streams at a time.
 const LASTING: u64 = 22;
 const SHORT: u64 = 2;
+/// The first of the source ports of short streams. Each client has one of them, and uses it again as soon as its last stream is over.
+const AGAIN: u16 = 4000;
 
 pub fn other(family: Family) -> Family {
     if family == Family::V4 { Family::V6 } else { Family::V4 }
@@ -55,27 +57,36 @@ pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
             thread::spawn(move || accept(&traffic, &listener, port == NAMES));
         }
     }
+    // a host may use a port again at once if it keeps no TIME-WAIT, and some do not
+    for host in [&lab.client, &lab.server] {
+        host.sysctl("net.ipv4.tcp_max_tw_buckets", "0").expect("sysctl");
+    }
     for n in 0..LASTING + SHORT {
         let traffic = traffic.clone();
         let mut r = SmallRng::seed_from_u64(seed ^ (n + 1) << 32);
         lab.client.spawn(move || {
             while let Some(_open) = traffic.enter() {
-                let kind = if n < LASTING { Kind::lasting(&mut r) } else { Kind::Short };
-                one(&traffic.ledger, kind, &mut r);
-                thread::sleep(Duration::from_millis(r.random_range(10..100)));
+                if let Some(n) = n.checked_sub(LASTING) {
+                    one(&traffic.ledger, Kind::passing(&mut r), Some(AGAIN + n as u16), &mut r);
+                } else {
+                    one(&traffic.ledger, Kind::lasting(&mut r), None, &mut r);
+                    thread::sleep(Duration::from_millis(r.random_range(10..100)));
+                }
             }
         });
     }
 }
 
-/// Runs one connection of a client from start to end.
-fn one(ledger: &Ledger, kind: Kind, r: &mut SmallRng) {
+/// Runs one connection of a client from start to end. `port`: its source port; `None`: any.
+fn one(ledger: &Ledger, kind: Kind, port: Option<u16>, r: &mut SmallRng) {
     let seed = Plan::seed(kind, r);
-    let plan = Plan::of(seed).expect("one of ours");
+    let mut plan = Plan::of(seed).expect("one of ours");
     let [family, to] = [Family::BOTH[r.random_range(0..2)], Family::BOTH[r.random_range(0..2)]];
     let (proxy, target) = (|port| FORWARDER_TO_CLIENT.port(family, port), SERVER.port(to, STREAMS));
-    let script = &plan.opener;
     let through = r.random_range(0..WAYS.len());
+    let asks_server = WAYS[through] == "transparent";
+    plan.opener.local = port.map(|port| CLIENT.port(if asks_server { to } else { family }, port));
+    let script = &plan.opener;
     ledger.begin(seed, kind, WAYS[through]);
     let stream = match through {
         0 => traffic::connect(proxy(STREAMS), script),
