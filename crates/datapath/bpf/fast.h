@@ -6,6 +6,7 @@
 #ifndef LONGSPLICE_FAST_H
 #define LONGSPLICE_FAST_H
 
+#include "offload.h"
 #include "step.h"
 #include "sum.h"
 #include "tail.h"
@@ -30,6 +31,7 @@ struct frame {
 	__u32 segment;    /* super-packet: payload of each of its segments, bytes; otherwise 0 */
 	__u32 summed;     /* who has computed the checksum (sum.h) */
 	__u32 needs;      /* VIA_* flags that the outgoing device must have */
+	__u32 list;       /* 1 for a list of segments (offload.h) */
 	__u32 ip_len;     /* out: length of the IP packet, bytes; padding follows it */
 	__u8 ecn;         /* out: ECN_BITS of the IP header */
 	__u8 unmarked;    /* out: 1 if they are to be cleared */
@@ -82,7 +84,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	if (unmark && f->ecn == ECN_CE)
 		return UNUSUAL;
 	f->unmarked = f->ecn && unmark;
-	if (f->needs & ~v->flags)
+	if (f->needs & ~v->flags || f->list)
 		return UNUSUAL;
 	if (f->ip_len < ip_hdr + doff || f->ip_len > f->len)
 		return UNUSUAL;
@@ -265,7 +267,7 @@ static __always_inline int leave_by(const struct via *v)
 static __always_inline struct frame frame_of(struct __sk_buff *skb)
 {
 	return (struct frame){ (void *)(long)skb->data, (void *)(long)skb->data_end, skb->len - ETH_LEN, skb->gso_size,
-			       summed(skb) };
+			       summed(skb), .list = is_list(skb) };
 }
 
 /* Give the packet headers of its own, if it shares its memory with the copy of a sender on this machine. Otherwise a receiver on

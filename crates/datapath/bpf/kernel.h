@@ -8,11 +8,17 @@
 
 struct sk_buff {
 	struct sk_buff *next, *prev;
-	unsigned char *data;
+	unsigned char *head, *data;
+	__u32 end;
 	__u8 cloned : 1;
 	__u8 ip_summed : 2;
 	__u32 csum;
 	int skb_iif;
+} __attribute__((preserve_access_index));
+
+struct skb_shared_info {
+	struct sk_buff *frag_list;
+	__u32 gso_type;
 } __attribute__((preserve_access_index));
 
 struct net_device {

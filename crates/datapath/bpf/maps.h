@@ -140,6 +140,7 @@ enum answer {
 	ANSWER_TOO_BIG,   /* ICMP (RFC 1812, 4.3.2.8) */
 	ANSWER_RESET,     /* RST, for a segment to a socket that is gone (RFC 9293, 3.5.2) */
 	ANSWERS,
+	ANSWER_NARROW = ANSWERS, /* no answer, but EVENT_NARROW, which has the rate limit of one leg only */
 };
 
 /* Tokens for answers of one kind. Each second, a random number of tokens is granted, around a mean. With a fixed number, an
@@ -278,6 +279,7 @@ struct scratch {
 	__u8 foreign;       /* 1 if the leg has LEG_FOREIGN */
 	__u8 taken;         /* 1 for packets with MARK_TAKEN */
 	__u8 end_to_end;    /* 1 if the leg has LEG_END_TO_END */
+	__u8 jumbo;         /* 1 if a jumbo header that exists in memory only follows the IPv6 header (parse.h) */
 	__u16 frag_at;      /* offset of the fragment in the datagram, bytes */
 	__u32 frag_id;      /* identification, network order */
 	__u8 l3[40];        /* IP header as it arrived, without options */

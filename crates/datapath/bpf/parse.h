@@ -71,6 +71,14 @@ static __always_inline __u32 listens_at(struct listen_key *k)
 	return found ? *found : 0;
 }
 
+/* The hop-by-hop header with a jumbo payload option (RFC 2675, 2) that Linux, before 7.0, puts between the IPv6 and the TCP header
+ * of a super-packet with a payload of more than 65535 bytes (BIG TCP). It is removed before the packet reaches a wire. */
+struct jumbo {
+	__u8 next, length, option, option_length;
+	__be32 payload; /* with this header, bytes */
+};
+#define JUMBO_OPTION 0xc2
+
 /* What parse() has found. */
 enum parsed {
 	PARSED_TCP = 0,
@@ -99,6 +107,12 @@ static __always_inline enum parsed tcp_behind_extension(struct __sk_buff *skb, s
 	if ((kind != 0 && kind != 43 && kind != 44 && kind != 60) || bpf_skb_load_bytes(skb, ETH_LEN + 40, h, 8) ||
 	    h[0] != IPPROTO_TCP)
 		return PARSED_OTHER;
+	if (kind == 0 && h[1] == 0 && h[2] == JUMBO_OPTION && skb->gso_size && !((struct ipv6hdr *)sc->l3)->payload_len) {
+		sc->jumbo = 1;
+		sc->ihl += sizeof(struct jumbo);
+		((struct ipv6hdr *)sc->l3)->nexthdr = IPPROTO_TCP; /* as on the wire */
+		return PARSED_TCP;
+	}
 	sc->fragment = 1;
 	if (kind == 44) {
 		sc->ihl += 8;
@@ -124,7 +138,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 
 	sc->egress = egress;
 	sc->traced = sc->verdicts = 0;
-	sc->fragment = sc->more = sc->frag_at = sc->foreign = sc->end_to_end = 0;
+	sc->fragment = sc->more = sc->frag_at = sc->foreign = sc->end_to_end = sc->jumbo = 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = (void *)sc->l3;
 
@@ -170,7 +184,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 		total = bpf_ntohs(ip6->payload_len);
 		if (!total && !skb->gso_size)
 			return PARSED_OTHER;
-		sc->pkt_len = total ? total + sizeof(*ip6) : skb->len - ETH_LEN;
+		sc->pkt_len = total ? total + sizeof(*ip6) : skb->len - ETH_LEN; /* 0: BIG TCP */
 		if (egress) {
 			__builtin_memcpy(sc->t.remote, &ip6->daddr, 16);
 			__builtin_memcpy(sc->t.local, &ip6->saddr, 16);

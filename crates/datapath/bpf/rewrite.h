@@ -5,6 +5,7 @@
 #ifndef LONGSPLICE_REWRITE_H
 #define LONGSPLICE_REWRITE_H
 
+#include "kernel.h"
 #include "parse.h"
 #include "tail.h"
 
@@ -101,6 +102,39 @@ __noinline int rewrite_tcp(struct __sk_buff *skb, __u32 which, __u32 ports)
 	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, 0);
 }
 
+/* The kernel's name of struct jumbo; it has none since Linux 7.0, which uses no such header. */
+struct hop_jumbo_hdr {
+	__u8 nexthdr;
+} __attribute__((preserve_access_index));
+
+/* Remove the jumbo header, from a packet that is IPv6. A global function, so that the verifier checks it once. Returns 0, or a
+ * negative number. */
+__noinline int cut_jumbo(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	__u8 next = IPPROTO_TCP;
+
+	if (!sc || bpf_skb_adjust_room(skb, -(__s32)sizeof(struct jumbo), BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO) ||
+	    bpf_skb_store_bytes(skb, ETH_LEN + 6, &next, 1, 0))
+		return -1;
+	sc->jumbo = 0;
+	sc->ihl -= sizeof(struct jumbo);
+	sc->pkt_len -= sizeof(struct jumbo);
+	return 0;
+}
+
+/* Insert a jumbo header into a packet that has just become IPv6. The IPv6 header is written later. Returns 0, or a negative
+ * number. */
+static __always_inline int put_jumbo(struct __sk_buff *skb, struct scratch *sc)
+{
+	struct jumbo j = { IPPROTO_TCP, 0, JUMBO_OPTION, 4, bpf_htonl(sc->pkt_len - sc->ihl + sizeof(j)) };
+
+	if (bpf_skb_adjust_room(skb, sizeof(j), BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
+		return -1;
+	sc->jumbo = 1;
+	return bpf_skb_store_bytes(skb, ETH_LEN + sizeof(struct ipv6hdr), &j, sizeof(j), 0);
+}
+
 /* Rewrite the IP header, and change the address family if necessary. which: 0 for the addresses of sc->t, in the direction in
  * which the packet arrived; 1 for those of sc->other, towards its host. ttl: the new TTL or hop limit. Returns 0, or a
  * negative number. */
@@ -108,7 +142,7 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 {
 	struct scratch *sc = scratch();
 	struct tuple *t;
-	__u32 now6, want6, l4, from_len, to_len;
+	__u32 now6, want6, wants_jumbo, l4, from_len, to_len;
 	__u8 *from, *to;
 	__s64 diff;
 
@@ -119,6 +153,9 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 		t = &sc->other;
 	now6 = skb->protocol == bpf_htons(ETH_P_IPV6);
 	want6 = !tuple_is_v4(t);
+	wants_jumbo = want6 && bpf_core_type_exists(struct hop_jumbo_hdr) && sc->pkt_len - sc->ihl > 0xffff;
+	if (sc->jumbo && !wants_jumbo && cut_jumbo(skb))
+		return -1;
 	if (!now6 && sc->ihl > 20) {
 		/* IP options concern this hop and not the other path (RFC 1812, 4.2.2.6; symmetric splice, 5.2). */
 		if (bpf_skb_adjust_room(skb, 20 - (__s32)sc->ihl, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
@@ -137,7 +174,13 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 		if (bpf_skb_change_proto(skb, type, 0) || bpf_skb_store_bytes(skb, 12, &type, 2, 0))
 			return -1;
 	}
-	l4 = ETH_LEN + (want6 ? 40 : 20);
+	if (wants_jumbo && !sc->jumbo && put_jumbo(skb, sc))
+		return -1;
+	/* length of the segment, and then of the packet */
+	sc->pkt_len -= sc->ihl;
+	sc->ihl = want6 ? 40 + sc->jumbo * sizeof(struct jumbo) : 20;
+	sc->pkt_len += sc->ihl;
+	l4 = ETH_LEN + sc->ihl;
 	if (want6) {
 		struct ipv6hdr *ip6 = (void *)sc->new;
 
@@ -149,7 +192,7 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 		if (which && sc->p.f.strip_ecn)
 			sc->new[1] &= ~(ECN_BITS << 4);
 		ip6->payload_len = sc->pkt_len - sc->ihl > 0xffff ? 0 : bpf_htons(sc->pkt_len - sc->ihl);
-		ip6->nexthdr = IPPROTO_TCP;
+		ip6->nexthdr = sc->jumbo ? 0 : IPPROTO_TCP;
 		ip6->hop_limit = ttl;
 		if (which) {
 			__builtin_memcpy(&ip6->saddr, t->local, 16);
@@ -206,8 +249,6 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 		diff = bpf_csum_diff((void *)from, 8, (void *)to, 32, 0);
 	else
 		diff = bpf_csum_diff((void *)from, 32, (void *)to, 8, 0);
-	sc->ihl = want6 ? 40 : 20;
-	sc->pkt_len = (sc->pkt_len - (now6 ? 40 : 20)) + sc->ihl;
 	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, BPF_F_PSEUDO_HDR);
 }
 
@@ -230,6 +271,8 @@ __noinline int trim(struct __sk_buff *skb, __u32 keep, __u32 to_socket)
 		return -1;
 	if (keep >= sc->s.len)
 		return 0;
+	if (sc->jumbo && cut_jumbo(skb)) /* no packet is cut to so much (MOST_CUT) */
+		return -1;
 	cut = sc->s.len - keep;
 	l4 = ETH_LEN + sc->ihl;
 	at = l4 + sc->doff + keep;
@@ -256,7 +299,8 @@ __noinline int trim(struct __sk_buff *skb, __u32 keep, __u32 to_socket)
 		sum = (sum & 0xff) << 8 | (sum >> 8 & 0xff);
 	if (bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, sum, 0))
 		return -1;
-	if (bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, bpf_htons(sc->s.len + sc->doff), bpf_htons(keep + sc->doff),
+	/* the length has 17 bits or more in a super-packet of BIG TCP */
+	if (bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, fold(bpf_htonl(sc->s.len + sc->doff)), bpf_htons(keep + sc->doff),
 				BPF_F_PSEUDO_HDR | 2))
 		return -1;
 	len = sc->ihl + sc->doff + keep;

@@ -475,6 +475,8 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 
 	if (!sc)
 		return TCX_NEXT;
+	if (is_list(skb) && !make_one(skb))
+		return drop(V_REWRITE_FAILED);
 	if (!sc->v6) {
 		struct tuple4 k = key4(&sc->t);
 		struct path4 *p4 = find4(&k);

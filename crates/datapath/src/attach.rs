@@ -4,6 +4,7 @@ use crate::{
     bpffs::{self, checked},
     devices::{Device, xdp_abilities},
     error::OpenError,
+    offloads::without_lro,
     programs::{attached_programs, loaded_programs},
 };
 use std::{
@@ -203,6 +204,9 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
 
 /// Attaches a program of the data path with a pinned link, or updates the existing link.
 pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
+    if hook == Hook::Ingress {
+        without_lro(device);
+    }
     attach_at(hook, Place::Inside, program, device, folder)
 }
 

@@ -15,6 +15,9 @@ use std::{
 /// Size of `struct ifinfomsg` in bytes.
 const INFO: usize = 16;
 
+/// IFLA_GSO_MAX_SIZE, IFLA_GRO_MAX_SIZE, and both for IPv4.
+const SIZES: [u16; 4] = [41, 58, 63, 64];
+
 /// A device that flows may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -31,6 +34,9 @@ pub struct Device {
     /// Index of the lower device through which its packets pass unchanged, for a macvlan or
     /// ipvlan. Not set for a VLAN, whose tagged packets are left alone on the lower device.
     pub lower: Option<u32>,
+    /// Size in bytes of the largest super-packet that it sends, or that is joined from what it receives. With
+    /// BIG TCP it is more than 64 KB.
+    pub largest: u32,
     pub(crate) mtu: u32,
     pub(crate) mac: [u8; 6],
     /// Why packets cannot be delivered to its peer. `None`: they can.
@@ -61,6 +67,7 @@ impl Device {
             up: flags & libc::IFF_UP as u32 != 0,
             master: about(libc::IFLA_MASTER),
             lower: about(libc::IFLA_LINK).filter(|_| is_stacked),
+            largest: SIZES.iter().filter_map(|kind| about(*kind)).max().unwrap_or_default(),
             mtu: about(libc::IFLA_MTU)?,
             mac: mac.try_into().unwrap_or_default(),
             hindrance: if !["veth", "netkit"].contains(&kind) {
@@ -123,6 +130,16 @@ fn device(index: u32) -> io::Result<Device> {
     info[4..8].copy_from_slice(&index.to_ne_bytes());
     let body = Netlink::open(&[])?.ask(&request(libc::RTM_GETLINK, 0, &info, &[]))?;
     Device::read(&body).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Lets a device of this namespace send and receive super-packets of up to `bytes` bytes, in both families (BIG TCP).
+#[cfg(feature = "testing")]
+pub(crate) fn set_largest(index: u32, bytes: u32) -> io::Result<()> {
+    let mut info = [0; INFO];
+    info[4..8].copy_from_slice(&index.to_ne_bytes());
+    let sizes = SIZES.map(|kind| (kind, bytes.to_ne_bytes()));
+    let all: Vec<_> = sizes.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+    Netlink::open(&[])?.ask(&request(libc::RTM_SETLINK, libc::NLM_F_ACK, &info, &all)).map(drop)
 }
 
 /// Facts about devices, cached for a second: a commit must not cost unnecessary system calls.

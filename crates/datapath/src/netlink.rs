@@ -125,6 +125,11 @@ impl Netlink {
         Netlink::to(SockProtocol::NetlinkNetFilter)
     }
 
+    /// Opens generic netlink.
+    pub fn generic() -> io::Result<Netlink> {
+        Netlink::to(SockProtocol::NetlinkGeneric)
+    }
+
     /// Opens sock_diag.
     pub fn sockets() -> io::Result<Netlink> {
         Netlink::to(SockProtocol::NetlinkSockDiag)

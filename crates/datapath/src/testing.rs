@@ -3,7 +3,7 @@
 
 pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
-    Connection, Datapath, Pair, SwitchError, Tuple, abi, attach,
+    Connection, Datapath, Pair, SwitchError, Tuple, abi, attach, devices,
     maps::{bytes_of, errno, from_bytes, sum_of},
     switch::bare,
 };
@@ -27,6 +27,12 @@ pub const TPOT_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bp
 pub const TPOT_ROUTER_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot_router.bpf.o"));
 /// The same for the list of loaded programs.
 pub const PROGRAMS_OBJECT: &[u8] = crate::programs::OBJECT;
+
+/// Lets the named device of this network namespace have super-packets of up to `bytes` bytes, in both families (BIG TCP).
+pub fn set_largest(device: &str, bytes: u32) -> io::Result<()> {
+    let named = devices::devices()?.into_iter().find(|d| d.name == device).ok_or(io::ErrorKind::NotFound)?;
+    devices::set_largest(named.index, bytes)
+}
 
 /// The verifier's statistics on a program, from the running kernel.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::{Check, State};
 use crate::paths;
-use longsplice_datapath::{Repair, Sockets};
+use longsplice_datapath::{Device, Repair, Sockets};
 use longsplice_engine::OpenOptions;
 use nix::{
     fcntl::{Flock, FlockArg},
@@ -21,6 +21,7 @@ use std::{fs, io, ops::RangeInclusive, path::Path};
 pub fn all(configured: bool) -> Vec<Check> {
     let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets(), guard()];
     checks.extend(devices(configured));
+    checks.extend(longsplice_datapath::devices().unwrap_or_default().iter().flat_map(offloads)); // devices() names the error
     if !configured {
         checks.push(source_ports_of(&OpenOptions::default().source_ports));
     }
@@ -111,6 +112,35 @@ fn devices(configured: bool) -> Vec<Check> {
         .collect();
     if usable == 0 && !configured {
         checks.push(Check::missing("devices", "no Ethernet device is up", "ip link set DEVICE up"));
+    }
+    checks
+}
+
+/// What a device does to the packets that it gives us (docs/forwarding.md, Offloads).
+fn offloads(device: &Device) -> Vec<Check> {
+    const NAME: &str = "offloads";
+    /// Longest packet without BIG TCP, in bytes.
+    const USUAL: u32 = 65536;
+    let Device { name, index, largest, .. } = device;
+    if !device.ethernet || !device.up {
+        return Vec::new();
+    }
+    let features = match longsplice_datapath::features(*index) {
+        Ok(features) => features,
+        Err(e) => return vec![Check::new(NAME, State::Note, format!("{name}: unknown: {e}"))],
+    };
+    let has = |feature: &str| features.iter().any(|f| f == feature);
+    let mut checks = Vec::new();
+    if has(longsplice_datapath::LISTS) {
+        let found = format!("{name}: segments are joined in lists, which have to be copied to forward them");
+        checks.push(Check::warning(NAME, found, format!("ethtool -K {name} rx-gro-list off")));
+    }
+    if has(longsplice_datapath::LRO) {
+        let found = format!("{name}: large receive offload is on; `longsplice run` switches it off, as routing does");
+        checks.push(Check::new(NAME, State::Note, found));
+    }
+    if *largest > USUAL {
+        checks.push(Check::ok(NAME, format!("{name}: packets of up to {largest} bytes (BIG TCP), forwarded whole")));
     }
     checks
 }
