@@ -274,6 +274,7 @@ enum event_kind {
 	EVENT_LIMIT_REACHED = 7,     /* all bytes up to the limit were forwarded */
 	EVENT_DESERTED = 8,   /* a transparent connection's host sends to a socket that is gone */
 	EVENT_REPLACED = 9,   /* a new connection takes the place of the leg's, which is over: its entries are removed */
+	EVENT_NARROW = 10,    /* the path to this leg's peer takes so little that its host cannot be told (icmp.h): take the flow back */
 };
 
 /* How to read tap_record.at. */

@@ -134,6 +134,10 @@ static __always_inline __u32 fragment_size(const struct scratch *sc)
  * header. */
 static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratch *sc, __u32 mtu)
 {
+	if (mtu < LEAST_TOLD) {
+		is_due(&sc->t, ANSWER_TOO_BIG); /* reports EVENT_OVERSIZE */
+		return drop(V_OVERSIZE);
+	}
 	if ((!sc->v6 && sc->ihl != 20) || !may_answer(&sc->t, ANSWER_TOO_BIG))
 		return drop(V_OVERSIZE);
 	if (sc->v6) {

@@ -11,7 +11,10 @@
 #define ICMP_UNREACH 3
 #define ICMP_NEEDFRAG 4
 #define ICMP6_TOO_BIG 2
-#define LEAST_MTU6 1280 /* hosts need not send smaller packets (RFC 8200, 5) */
+/* The smallest MTU that a host is told, in its own address family. Hosts keep what they are told for all connections to the same
+ * address, so one connection must not make them send small packets to everybody behind us. IPv6 hosts need not send smaller
+ * packets (RFC 8200, 5), and no tunnel leaves less of an Ethernet link. Also in can_fit() (switch.rs). */
+#define LEAST_TOLD 1280
 
 struct icmp_error {
 	__u8 type, code;
@@ -115,14 +118,14 @@ static __always_inline __u32 headers(const struct scratch *sc, __u32 doff)
 }
 
 /* Handle a segment, or a super-packet with segments, that does not fit the outgoing link. Its sender is told, at a limited
- * rate. But some hosts never receive ICMP, and a switch cannot end without the data that has to be forwarded. So at other
- * times the part that fits is forwarded, and the rest is retransmitted. A segment without payload is forwarded in any case: it
- * cannot be cut, and a connection whose acknowledgements are dropped stalls. Returns 0 to forward the packet, or else the
- * program's return value. */
+ * rate, unless that would be too small for its other connections. But some hosts never receive ICMP, and a switch cannot end
+ * without the data that has to be forwarded. So at other times the part that fits is forwarded, and the rest is retransmitted.
+ * A segment without payload is forwarded in any case: it cannot be cut, and a connection without acknowledgements stalls.
+ * Returns 0 to forward the packet, or else the program's return value. */
 __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 {
 	struct scratch *sc = scratch();
-	__u32 used;
+	__u32 used, told;
 	int simple;
 
 	if (!sc)
@@ -130,9 +133,14 @@ __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 	used = headers(sc, sc->doff);
 	if (!mtu || !sc->s.len || used + (skb->gso_size ? skb->gso_size : sc->s.len) <= mtu)
 		return 0;
+	if (sc->jumbo && cut_jumbo(skb))
+		return drop(V_REWRITE_FAILED);
 	simple = sc->ihl == (sc->v6 ? 40 : 20);
-	if (simple && may_answer(&sc->t, ANSWER_TOO_BIG))
-		return answer_too_big(skb, mtu_for_sender(sc, mtu));
+	told = mtu_for_sender(sc, mtu);
+	if (told < LEAST_TOLD)
+		is_due(&sc->t, ANSWER_TOO_BIG); /* reports EVENT_OVERSIZE */
+	else if (simple && may_answer(&sc->t, ANSWER_TOO_BIG))
+		return answer_too_big(skb, told);
 	if (!simple || mtu <= used || sc->fragment)
 		return drop(V_OVERSIZE);
 	count(V_CUT);
@@ -296,7 +304,9 @@ static __always_inline int tell_socket(struct __sk_buff *skb, const struct scrat
 }
 
 /* Handle an ICMP error from the network. "Too big" about a forwarded segment goes to the host that sent the segment, in the
- * address family and numbers of its connection. Other errors about forwarded segments are soft errors (RFC 1122, 4.2.3.9), and
+ * address family and numbers of its connection. If an IPv4 host would learn of less than LEAST_TOLD, or of no number, which makes
+ * Linux assume 552, it is not told, and the flow is taken back: then our own socket sends the segments that the router rejects,
+ * and hears of it. Other errors about forwarded segments are soft errors (RFC 1122, 4.2.3.9), and
  * are dropped. The quoted segment must be in flight (RFC 5927, 4.1): only someone who has seen the segment can know its
  * number. Outside of forwarding mode, errors go to the socket. */
 __noinline int translate_error(struct __sk_buff *skb)
@@ -338,8 +348,15 @@ __noinline int translate_error(struct __sk_buff *skb)
 			     bpf_ntohs(((struct iphdr *)(sc->old + 8))->tot_len) - 20;
 	if (mtu && is_crossed(sc)) /* 0: the router does not say (RFC 1191, 5) */
 		mtu = sc->v6 ? mtu - 20 : mtu + 20;
-	if (!tuple_is_v4(&sc->other) && mtu < LEAST_MTU6)
-		mtu = LEAST_MTU6;
+	if (mtu < LEAST_TOLD) {
+		if (tuple_is_v4(&sc->other)) {
+			count(V_ICMP_TRANSLATED);
+			if (is_due(&sc->other, ANSWER_NARROW))
+				tell(&sc->other, EVENT_NARROW);
+			return TCX_DROP;
+		}
+		mtu = LEAST_TOLD;
+	}
 	is_due(&sc->other, ANSWER_TOO_BIG);
 	if (write_too_big(skb, mtu) || bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
 		return drop(V_REWRITE_FAILED);

@@ -71,8 +71,8 @@ static __always_inline __u32 listens_at(struct listen_key *k)
 	return found ? *found : 0;
 }
 
-/* The hop-by-hop header with a jumbo payload option (RFC 2675, 2) that Linux, before 7.0, puts between the IPv6 and the TCP header
- * of a super-packet with a payload of more than 65535 bytes (BIG TCP). It is removed before the packet reaches a wire. */
+/* The hop-by-hop header with a jumbo payload option (RFC 2675, 2) that Linux, before 7.0, puts between the headers of IPv6 and
+ * TCP, if a super-packet has a payload of more than 65535 bytes (BIG TCP). It is removed before the packet reaches a wire. */
 struct jumbo {
 	__u8 next, length, option, option_length;
 	__be32 payload; /* with this header, bytes */

@@ -36,6 +36,8 @@ pub enum EventKind {
     Reset,
     /// Segments exceed the MTU.
     Oversize,
+    /// A router's limit for segments is too small to be told to their sender.
+    Narrow,
     /// Everything up to a limit was forwarded.
     LimitReached,
     /// The host of a transparent connection sends to a socket that is gone.
@@ -71,6 +73,7 @@ impl Event {
             abi::event_kind::EVENT_RESET => EventKind::Reset,
             abi::event_kind::EVENT_DESERTED => EventKind::Deserted,
             abi::event_kind::EVENT_REPLACED => EventKind::Replaced,
+            abi::event_kind::EVENT_NARROW => EventKind::Narrow,
             _ => EventKind::Oversize,
         };
         let generation = if e.generation == 0 { Connection::NONE } else { e.generation };

@@ -361,16 +361,16 @@ fn too_big_for_the_way_out() {
     bench(64, |b| {
         for v6 in SAME {
             let mut f = Flow::new(v6);
-            f.up.mtu = 600;
+            f.up.mtu = 1400;
             let headers = if v6.client { 48 } else { 20 };
-            for n in [552, 560, 576, 584, 592] {
+            for n in [1352, 1360, 1376, 1384, 1392] {
                 // use another client; otherwise the answer would be rate limited
                 f.client.remote.set_port(40_000 + n as u16);
                 f.down.out_to = f.client.remote;
                 f.install(b, 0);
-                let frame = segment(&f, 2000).frame();
+                let frame = segment(&f, 3000).frame();
                 let fragments = cut(&frame, &[n, n + 8], 80 + n as u32);
-                let fits = headers + n <= 600;
+                let fits = headers + n <= 1400;
                 let o = b.ingress(&fragments[0]);
                 if fits {
                     assert_eq!(ends(&o), FORWARDED, "{n}, {v6:?}");
@@ -379,9 +379,16 @@ fn too_big_for_the_way_out() {
                 }
                 assert_eq!(ends(&o), (REDIRECT, &["oversize"][..]), "{n}, {v6:?}");
                 let icmp = verify_icmp(&o.frame).unwrap_or_else(|| panic!("no valid ICMP: {}", hex(&o.frame)));
-                assert_eq!((icmp.to, icmp.mtu), (f.client.remote.ip(), 600));
+                assert_eq!((icmp.to, icmp.mtu), (f.client.remote.ip(), 1400));
                 assert!(fragments[0][ETHERNET..].starts_with(&icmp.quote), "quotes what came: {}", hex(&icmp.quote));
             }
+            // so little is told to nobody: it would count for the host's other connections
+            f.up.mtu = 600;
+            f.client.remote.set_port(39_000);
+            f.down.out_to = f.client.remote;
+            f.install(b, 0);
+            let fragments = cut(&segment(&f, 2000).frame(), &[1000], 79);
+            refused("too small to be told", &f, b, &fragments[0], DROP, &["oversize"]);
         }
     });
 }

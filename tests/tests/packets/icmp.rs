@@ -1,6 +1,7 @@
 //! ICMP errors about forwarded segments (bpf/icmp.h): the sending host receives them as errors about its own packets.
 
 use super::{tap::TAP, *};
+use longsplice_datapath::EventKind;
 use longsplice_tests::packet::Icmp;
 use std::net::IpAddr;
 
@@ -79,7 +80,7 @@ fn what_they_say_is_understood_by_the_other_family() {
             (V6, 1000, 1280),
             (Pair::new(true, false), 600, 1280),
             (Pair::new(true, false), 0, 1280),
-            (V4, 0, 0),
+            (V4, 1280, 1280),
             (V6, 0x1_0500, 0xffff),
         ] {
             let f = Flow::new(v6);
@@ -87,6 +88,26 @@ fn what_they_say_is_understood_by_the_other_family() {
             let sent = b.ingress(&f.next(100).frame()).frame;
             let o = b.ingress(&too_big(&sent, mtu, 20).frame());
             assert_eq!(verify_icmp(&o.frame).map(|i| i.mtu), Some(told), "v6 {v6:?}, {mtu}");
+        }
+    });
+}
+
+/// Hosts apply what they are told to all connections to the same address: to everybody's behind us. So an IPv4 host is told of no
+/// less than 1280 bytes, nor of an unknown MTU, for which Linux assumes 552. User space is told instead.
+#[test]
+#[ignore = "root"]
+fn nobody_makes_a_host_send_small_packets_to_others() {
+    bench(64, |b| {
+        let mut events = b.datapath.events().expect("the ring");
+        for (v6, mtu) in [(V4, 1279), (V4, 552), (V4, 68), (V4, 0), (Pair::new(false, true), 1299)] {
+            let mut f = Flow::new(v6);
+            f.client.remote.set_port(50_000 + mtu as u16); // the rate is limited for each leg
+            f.install(b, 0);
+            let sent = b.ingress(&f.next(100).frame()).frame;
+            let o = b.ingress(&too_big(&sent, mtu, 20).frame());
+            assert_eq!((o.code, &o.verdicts[..]), (DROP, &["icmp-translated"][..]), "v6 {v6:?}, {mtu}");
+            let told: Vec<_> = events.wait(Duration::ZERO).expect("events").map(|e| (e.leg, e.kind)).collect();
+            assert!(told.contains(&(f.client, EventKind::Narrow)), "v6 {v6:?}, {mtu}: {told:?}");
         }
     });
 }

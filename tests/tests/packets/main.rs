@@ -6,6 +6,7 @@ mod fragments;
 mod icmp;
 mod identity;
 mod layout;
+mod offloads;
 mod options;
 mod race;
 mod random;
@@ -307,6 +308,7 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
         Fate::Challenge(..) | Fate::TooBig(_) if code == DROP => {} // rate limited
         Fate::TooBig(mtu) => {
             assert_eq!(code, REDIRECT, "{}", say());
+            assert!(*mtu >= 1280, "the host would send small packets to others, too: {}", say());
             let (p, icmp) = (Packet::parse(frame).expect("a packet"), verify_icmp(out));
             let icmp = icmp.unwrap_or_else(|| panic!("no valid ICMP: {}", say()));
             assert_eq!((icmp.from, icmp.to), (p.to.ip(), p.from.ip()), "{}", say());
@@ -569,6 +571,8 @@ const CASES: &[Case] = &[
     ("too large", |_| (), |p| p.payload = vec![1; 1461]),
     ("too large by one, IPv6", |_| (), |p| p.payload = vec![1; 1441]),
     ("no MTU known, small", |f| f.up.mtu = 576, |p| p.payload = vec![1; 600]),
+    ("as little as a host may be told", |f| f.up.mtu = 1280, |p| p.payload = vec![1; 1300]),
+    ("less than a host may be told", |f| f.up.mtu = 1279, |p| p.payload = vec![1; 1300]),
 ];
 
 #[test]

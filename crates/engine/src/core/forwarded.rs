@@ -217,6 +217,10 @@ impl Core {
             Why::Told(EventKind::Triggered) => Some(self.message.is_none()),
             Why::Told(EventKind::LimitReached) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
             Why::Told(EventKind::Oversize) => self.oversize(cx),
+            Why::Told(EventKind::Narrow) => {
+                cx.refuse(Refusal::Mtu);
+                Some(self.message.is_none())
+            }
             // New sockets use the hosts' numbers and work without the data path,
             // unless a host has received more than it has acknowledged here.
             Why::Elsewhere { transparent: false } if !has_fragments(paths) && !self.waits(cx.policy) => {

@@ -699,6 +699,10 @@ fn segments_that_do_not_fit_take_a_flow_back_unless_their_host_listens() {
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Recreate { .. }));
     flow.on(Event::Recreated(Ok(Pair::both(0))));
     assert!(!flow.core.stay);
+
+    // of this path the host cannot be told: at once, and to stay
+    let mut flow = Flow::spliced(Policy { release_after: None, ..Policy::default() });
+    assert!(matches!(flow.see(Why::Told(EventKind::Narrow)), Action::Unsplice { .. }) && flow.core.stay);
 }
 
 #[test]
