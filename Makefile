@@ -15,18 +15,23 @@ ENGINE_ALONE = -p longsplice-engine --no-default-features
 BUILD_BENCH = $(BUILD) -p longsplice-bench
 # What has failed is said by the message; frames of runtimes would bury it.
 TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
+# The same with a process for each test, several at a time.
+RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
-.PHONY: help build check demo test soak kernels kernels-short bench shell man install-deps
+.PHONY: help build check lint demo test test-all test-loaded soak kernels kernels-short kernels-changed bench shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'
 	@echo 'make check         rustfmt, clippy, and all tests that need no root (minutes)'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
-	@echo 'make test          all tests (root: they make network namespaces and load eBPF)'
+	@echo 'make test          the tests for each commit (root: they make network namespaces and load eBPF)'
+	@echo 'make test-all      all tests, with all address families, demos, bench, four minutes of soak (root)'
+	@echo 'make test-loaded   make test three times, while eight busy loops compete for the processors (root)'
 	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
 	@echo 'make kernels       the build on other kernels, in virtual machines (half an hour, root)'
 	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
+	@echo 'make kernels-changed  the same, unless it has passed with this data path before (root)'
 	@echo 'make bench         the figures of the README (root)'
 	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
 	@echo 'make man           target/longsplice.1'
@@ -39,11 +44,14 @@ build:
 	@$(DEPS) build
 	$(BUILD)
 
-check:
-	@$(DEPS) build check
+lint:
+	@$(DEPS) build
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --release --locked $(ENGINE_ALONE) -- -D warnings
+
+check: lint
+	@$(DEPS) build check
 	$(TEST) --workspace --no-fail-fast
 	@echo 'make check: all passed'
 
@@ -52,15 +60,27 @@ demo:
 	$(BUILD_BENCH)
 	@$(SUDO) $(BENCH) demo --out $(OUT)
 
-# Optimised, because the checked traffic runs at full speed.
+# Optimised, because the checked traffic runs at full speed. docs/testing.md says what is in which of the two.
 test:
 	$(AS_ROOT)
 	@$(DEPS) build lab test
-	$(CARGO) check --release --locked $(ENGINE_ALONE)
-	$(TEST) --workspace --no-fail-fast -- --include-ignored
+	$(RUN_TESTS) default
 	@echo 'make test: all tests passed'
 
-# `make test` runs four minutes of it. LONGSPLICE_SOAK_SEED=... repeats a run that has failed.
+test-all:
+	$(AS_ROOT)
+	@$(DEPS) build lab test
+	$(CARGO) check --release --locked $(ENGINE_ALONE)
+	SCENARIO_FAMILIES=all LONGSPLICE_SOAK_SECONDS=240 $(RUN_TESTS) all
+	@echo 'make test-all: all tests passed'
+
+test-loaded:
+	$(AS_ROOT)
+	@$(DEPS) build lab test
+	@for run in 1 2 3; do LOAD=8 $(RUN_TESTS) default || exit; done
+	@echo 'make test-loaded: all tests passed, three times'
+
+# `make test` runs a part of it. LONGSPLICE_SOAK_SEED=... repeats a run that has failed.
 soak:
 	$(AS_ROOT)
 	@$(DEPS) build lab
@@ -74,6 +94,10 @@ kernels:
 kernels-short:
 	@$(SUDO) $(DEPS) build lab kernels
 	@$(SUDO) tests/kernels/run short
+
+kernels-changed:
+	@$(SUDO) $(DEPS) build lab kernels
+	@$(SUDO) tests/kernels/run changed
 
 bench:
 	@$(SUDO) $(DEPS) build lab bench

@@ -1,5 +1,6 @@
 //! Every situation of tests/scenarios: copied, spliced, and spliced and unspliced repeatedly.
 //!
+//! Each scenario runs with one of its families, which its name decides; `SCENARIO_FAMILIES=all` runs it with all of them.
 //! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` select a mode and families; `SCENARIO_REPEAT=n` repeats the runs;
 //! `SCENARIO_TRACE=DIR` keeps the captures of failed runs.
 
@@ -19,6 +20,15 @@ fn there_are_scenarios() {
 
 fn chosen(variable: &str, value: &dyn std::fmt::Debug) -> bool {
     env::var(variable).map_or(true, |v| v.split(',').any(|v| v == format!("{value:?}")))
+}
+
+/// The families that a scenario runs with: those of the environment, or the one that its name selects.
+fn families<'a>(name: &str, s: &'a Scenario) -> Vec<&'a Families> {
+    match env::var("SCENARIO_FAMILIES").as_deref() {
+        Ok("all") => s.families.iter().collect(),
+        Ok(_) => s.families.iter().filter(|f| chosen("SCENARIO_FAMILIES", f)).collect(),
+        Err(_) => vec![&s.families[name.bytes().map(usize::from).sum::<usize>() % s.families.len()]],
+    }
 }
 
 fn situation(name: &str, text: &str) {
@@ -42,7 +52,7 @@ fn situation(name: &str, text: &str) {
         })
         .collect()
     };
-    let families = s.families.iter().filter(|f| chosen("SCENARIO_FAMILIES", f));
+    let families = families(name, &s).into_iter();
     let failed: Vec<String> = std::thread::scope(|scope| {
         let running: Vec<_> = families.map(|f| scope.spawn(move || one(f))).collect();
         running.into_iter().flat_map(|r| r.join().expect("panics were caught")).collect()
