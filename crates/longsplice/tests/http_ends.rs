@@ -530,6 +530,7 @@ fn a_reset_is_heard_while_the_server_is_silent() {
             Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
             heard => panic!("{taken_back}: {heard:?}"),
         }
+        eventually("the flow is over", || (proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
     }
     proxy.stop(&pins);
 }
