@@ -85,7 +85,7 @@ impl Program<'_> {
         let (_context, server) = (self.runtime.enter(), self.server);
         let at = FORWARDER_TO_CLIENT.port(family, 7001);
         let listener = self.runtime.block_on(self.splicer.listen(at)).expect("listen");
-        let pairs = self.splicer.end_to_end(&listener, move |_| Some(server)).expect("raw sockets");
+        let pairs = self.splicer.end_to_end(&listener, move |_| Some(server), |_, _, _| {}).expect("raw sockets");
         pairs.hold_first_data().expect("raw sockets");
         (listener, pairs)
     }
