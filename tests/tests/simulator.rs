@@ -9,14 +9,13 @@ use std::env;
 /// Maximum delay that switches may add to a receiver's wait without loss, in microseconds.
 const CALM_GAP: u64 = 200_000;
 
-/// Seeds that fail if a fix for a bug found by the simulator is reverted. The first six: what a drain waits for, and what
-/// sockets receive meanwhile. Four: forwarding past a kept end of stream, or an end far before a limit. Three: hosts whose
-/// clocks have gone half round. Two: resets that reach no one before an unsplice. One: a receiver that comes to its edge
-/// before a forged reset. Two: a receiver that is beyond the only reset. One: a full queue when a socket has nearly caught up
-/// with its host, and segments for it need no other change.
-const FOUND: [u64; 19] = [
+/// Seeds that found bugs: what a drain waits for, and what sockets receive meanwhile; forwarding past a kept end of stream, or an
+/// end far before a limit; clocks that have gone half round; resets that reach no one, or meet a receiver that is beyond them; full
+/// queues. Since hosts are strict and both legs have the same options, most of these runs are others than they were then. 947
+/// fails if acknowledgements are not compared for plain segments (`is_plain()`).
+const FOUND: [u64; 20] = [
     1128, 1774, 3997, 5051, 7515, 8264, 1700, 4061, 4620, 1502, 10_833, 12_278, 12_490, 35_046, 41_828, 28_222, 14_756,
-    40_279, 5844,
+    40_279, 5844, 947,
 ];
 
 fn seeds() -> Vec<u64> {
