@@ -95,6 +95,8 @@ impl Style {
 pub fn negotiate(seed: u64, r: &mut SmallRng, mss: u32, hosts: &mut Pair<Style>, ours: &mut Pair<Style>) {
     let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
     hosts.iter_mut().for_each(|h| h.tighten(&mut rng));
+    // a loss costs its sender the rest of the window: with tiny segments, a run would not end in time
+    hosts.iter_mut().for_each(|h| h.drops_unordered &= mss > 100);
     let mut offered = (true, true);
     for side in Side::BOTH {
         let (host, our) = (&mut hosts[side], &mut ours[side]);
