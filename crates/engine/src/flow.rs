@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn records_are_small() {
         assert!(
-            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 784,
+            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 808,
             "{} {}",
             size_of::<ForwardedFlow>(),
             size_of::<Flow>()

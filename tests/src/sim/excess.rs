@@ -13,12 +13,13 @@ impl World {
         if p.flags & RST != 0 {
             return; // nobody reads its text
         }
+        let is_beyond = (p.end().wrapping_sub(leg.limit_in) as i32) > 0;
         let is_lost = match fate {
-            Fate::Dropped(v) => VERDICTS[*v as usize] == "beyond-limit",
+            // or a FIN before the limit: the message is not whole, and its connection ends with it
+            Fate::Dropped(v) => is_beyond && VERDICTS[*v as usize] == "beyond-limit",
             Fate::Sent { plain: true, .. } => false,
             Fate::Sent { local, forwarded, .. } => {
                 let kept = [local, forwarded].into_iter().flatten().map(|copy| copy.keep).max();
-                let is_beyond = (p.end().wrapping_sub(leg.limit_in) as i32) > 0;
                 leg.flags & LegFlags::TRIGGER != 0 && is_beyond && kept.is_some_and(|n| (n as usize) < p.data.len())
             }
         };
