@@ -592,6 +592,16 @@ int ingress(struct __sk_buff *skb)
 
 /* ---- from a local socket ---- */
 
+/* Does user space pass the segment on from one host of a handshake to the other? It sends those through a raw socket, which
+ * the kernel's own segments never come from: theirs have a TCP socket, or that of its resets, whose protocol is TCP as well. */
+static __always_inline int is_passed_on(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	sk = sk ? bpf_sk_fullsock(sk) : NULL;
+	return sk && sk->protocol == IPPROTO_RAW;
+}
+
 __noinline int slow_egress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -619,9 +629,9 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	}
 	/* An RST while our SYN is unanswered: the host has answered the SYN with the numbers of an earlier connection of this
 	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. If the hosts shake
-	 * hands, it has no socket yet: the segment is from that of an earlier one. */
+	 * hands, it has no socket yet: the segment is one that user space passes on, or is from the socket of an earlier one. */
 	if (l->flags & LEG_SYN)
-		return l->flags & LEG_END_TO_END ? drop(V_LOCAL_MUTED) : TCX_NEXT;
+		return l->flags & LEG_END_TO_END && !is_passed_on(skb) ? drop(V_LOCAL_MUTED) : TCX_NEXT;
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED && is_switching(l)) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);
