@@ -214,7 +214,7 @@ fn clear_half(d: &Datapath, [a, b]: [Connection; 2]) {
         let t = &connection.leg;
         let is_half = d.path(t).is_some_and(|p| p.flags & PathFlags::SPLICED != 0) && d.other_leg(t) == Some(other.leg);
         if is_half {
-            d.forget(&connection);
+            d.forget(connection);
         } else {
             d.forget_ended(&connection, None);
         }

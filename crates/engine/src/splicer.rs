@@ -312,7 +312,7 @@ impl Splicer {
         if shimmed {
             self.engine().lingering.add(connection, None);
         } else {
-            d.forget(&connection);
+            d.forget(connection);
         }
     }
 
