@@ -1,7 +1,7 @@
 //! The handle of a data path, with access to its tables. Other files implement what needs more than that.
 
 use crate::{
-    Connection, ExpectError, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
+    Connection, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
     attachment::{Attachment, Mended},
     conntrack::{Conntrack, ConntrackCounts},
     error::OpenError,
@@ -71,10 +71,10 @@ impl Datapath {
     }
 
     /// Prepares the record of a connection that is about to be opened from `leg.local`. If `client` is given, the connection
-    /// is opened on behalf of that leg; returns the MSS in bytes that its host announced, if known. If there is no room, the
+    /// is opened on behalf of that leg. If there is no room, the
     /// client's leg gives its record back, unless it has been in a switch: it cannot be spliced, but others can. Timestamps
     /// and selective acknowledgements are offered to the server only if the client has negotiated them.
-    pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
+    pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<ExpectedLeg, ExpectError> {
         self.maps.expect(leg, client, if client.is_some() { 0 } else { LegFlags::TS | LegFlags::SACK })
     }
 

@@ -1,7 +1,7 @@
 //! Handshakes between hosts, end to end (bpf/handshake.h): passing their segments on, and sockets for both sides.
 
 use crate::{
-    Datapath, ExpectError, LegFlags, Pair, Repair, Tuple, abi,
+    Datapath, ExpectError, ExpectedLeg, LegFlags, Pair, Repair, Tuple, abi,
     events::poll_ring,
     hold::{held_packet, returning_socket},
     maps::from_bytes,
@@ -329,11 +329,11 @@ impl Datapath {
     }
 
     /// Like [`Datapath::expect`], on behalf of a client that has sent this SYN and has no leg yet.
-    pub fn expect_for_syn(&self, leg: &Tuple, syn: &Handshake) -> Result<Option<u16>, ExpectError> {
+    pub fn expect_for_syn(&self, leg: &Tuple, syn: &Handshake) -> Result<ExpectedLeg, ExpectError> {
         let offer = syn.offer();
         let flag = |wanted, flag| if wanted { flag } else { 0 };
         let flags = flag(offer.tsval.is_some(), LegFlags::TS) | flag(offer.sack, LegFlags::SACK);
-        self.maps.expect(leg, None, flags).map(|_| syn.mss())
+        self.maps.expect(leg, None, flags).map(|expected| ExpectedLeg { mss: syn.mss(), ..expected })
     }
 
     /// Tells conntrack of a handshake between hosts through our addresses. Call it

@@ -118,7 +118,7 @@ pub use idle::{IdleEntry, IdleWalk};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::Options;
-pub use maps::{ExpectError, LegView, PathView, Tuple};
+pub use maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use offloads::{LISTS, LRO, features};
 pub use pages::{MapSize, map_size};

@@ -152,6 +152,17 @@ pub(crate) fn run_program<T: Pod>(fd: &OwnedFd, args: &mut T) -> Result<(), i32>
     if r < 0 { Err(-r) } else { Ok(()) }
 }
 
+/// The record of a connection that is about to be opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpectedLeg {
+    /// The MSS in bytes that the client's host announced, if known.
+    pub mss: Option<u16>,
+    /// The generation of the new entry ([`Connection::generation`](crate::Connection)).
+    pub generation: u32,
+    /// The generation of the client's entry, if it has one.
+    pub of_client: Option<u32>,
+}
+
 /// Reasons why a leg could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum ExpectError {
@@ -439,14 +450,18 @@ impl Maps {
     }
 
     /// Creates the entries for a connection that is about to be opened, possibly
-    /// on behalf of a client. Returns the client's MSS in bytes, if known.
-    pub fn expect(&self, t: &Tuple, client: Option<&Tuple>, leg_flags: u32) -> Result<Option<u16>, ExpectError> {
+    /// on behalf of a client.
+    pub fn expect(&self, t: &Tuple, client: Option<&Tuple>, leg_flags: u32) -> Result<ExpectedLeg, ExpectError> {
         let (op, key) = (abi::path_op::PATH_ADD, t.to_abi());
         let other = client.map(|c| c.to_abi()).unwrap_or_default();
         let mut args = abi::path_args { op, key, other, leg_flags, ..Default::default() };
         self.path_entry(&mut args).map_err(ExpectError::Io)?;
         match args.result {
-            0 => Ok(u16::try_from(args.mss).ok().filter(|mss| *mss > 0)),
+            0 => Ok(ExpectedLeg {
+                mss: u16::try_from(args.mss).ok().filter(|mss| *mss > 0),
+                generation: args.generation,
+                of_client: Some(args.other_generation).filter(|of| *of != Connection::ANY),
+            }),
             1 => Err(ExpectError::Taken),
             2 => Err(ExpectError::Untracked),
             r => Err(ExpectError::Full { given_back: r == -2 }),

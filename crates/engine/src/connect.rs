@@ -8,7 +8,9 @@ use crate::{
     splicer::Splicer,
     ticker,
 };
-use longsplice_datapath::{Datapath, ExpectError, Handshake, Tuple, acknowledge_with_data, headers, set_hops};
+use longsplice_datapath::{
+    Datapath, ExpectError, ExpectedLeg, Handshake, Tuple, acknowledge_with_data, headers, set_hops,
+};
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{io, net::SocketAddr, time::Instant};
@@ -34,8 +36,8 @@ pub(crate) struct Behalf<'a> {
 }
 
 impl Behalf<'_> {
-    /// Prepares the record of the connection. Returns the client's MSS in bytes, if known.
-    fn expect(&self, d: &Datapath, leg: &Tuple) -> Result<Option<u16>, ExpectError> {
+    /// Prepares the record of the connection.
+    fn expect(&self, d: &Datapath, leg: &Tuple) -> Result<ExpectedLeg, ExpectError> {
         match (self.client, self.syn) {
             (None, Some(syn)) => d.expect_for_syn(leg, syn),
             (client, _) => d.expect(leg, client.map(Leg::tuple).as_ref()),
@@ -111,12 +113,17 @@ impl Splicer {
                 Err(ExpectError::Taken) => self.make_way(d, &t, behalf),
                 expected => expected,
             };
-            let (mss, refusal) = match expected {
-                Ok(mss) => (mss, None),
+            let (known, refusal) = match expected {
+                Ok(known) => (Some(known), None),
                 Err(ExpectError::Taken) => continue,
                 Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };
-            if let Some(mss) = mss.filter(|mss| *mss >= LEAST_MSS && is_unusual(*mss, &t, usual, behalf)) {
+            if let (Some(client), Some(generation)) = (client, known.and_then(|known| known.of_client)) {
+                client.may_be(generation);
+            }
+            if let Some(mss) =
+                known.and_then(|known| known.mss).filter(|mss| *mss >= LEAST_MSS && is_unusual(*mss, &t, usual, behalf))
+            {
                 // best effort: the kernel refuses values below its minimum and keeps its own
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
             }
@@ -129,7 +136,7 @@ impl Splicer {
                 r => r?,
             };
             expected.leg = None;
-            return Ok(Leg::to_server(socket, server, t.local, refusal));
+            return Ok(Leg::to_server(socket, server, t.local, refusal, known.map(|known| known.generation)));
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
@@ -147,11 +154,11 @@ impl Splicer {
         s.set_out_of_band_inline(true)?;
         let socket = Live::connect(s, server).await?;
         let local = ip(&SockRef::from(socket.get()).local_addr()?);
-        Ok(Leg::to_server(socket, server, local, refusal))
+        Ok(Leg::to_server(socket, server, local, refusal, None))
     }
 
     /// Removes the entries of the connection that has used the port, if it is over.
-    fn make_way(&self, d: &Datapath, leg: &Tuple, behalf: Behalf<'_>) -> Result<Option<u16>, ExpectError> {
+    fn make_way(&self, d: &Datapath, leg: &Tuple, behalf: Behalf<'_>) -> Result<ExpectedLeg, ExpectError> {
         let (a, b) = self.engine().lingering.make_way(leg).ok_or(ExpectError::Taken)?;
         d.forget_ended(&a, b.as_ref());
         behalf.expect(d, leg)

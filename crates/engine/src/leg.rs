@@ -91,8 +91,15 @@ pub struct Leg {
 
 impl Leg {
     /// Wraps a socket that has been connected to a server, without TCP_NODELAY.
-    pub(crate) fn to_server(socket: Live, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
-        Leg { delays: true, ..Leg::new(socket, remote, local, refusal) }
+    pub(crate) fn to_server(
+        socket: Live,
+        remote: SocketAddr,
+        local: SocketAddr,
+        refusal: Option<Refusal>,
+        generation: Option<u32>,
+    ) -> Leg {
+        let generation = generation.map(OnceLock::from).unwrap_or_default();
+        Leg { delays: true, generation, ..Leg::new(socket, remote, local, refusal) }
     }
 
     /// Wraps a socket with TCP_NODELAY that was accepted.
@@ -138,6 +145,13 @@ impl Leg {
 
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         self.refusal.get().copied()
+    }
+
+    /// Takes a generation that the data path has just named for these addresses, if the socket still has its connection. It spares
+    /// a call later.
+    pub(crate) fn may_be(&self, generation: u32) {
+        let own = || self.descriptor().is_some_and(has_connection).then_some(generation);
+        self.generation.get_or_init(|| own().unwrap_or(Connection::NONE));
     }
 
     /// Returns the leg's connection as the data path names it. It is asked for the name once, while the socket has the connection:

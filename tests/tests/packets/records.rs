@@ -1,7 +1,7 @@
 //! When a leg's record is removed, and when it is kept.
 
 use super::{sockets::spliced_legs, *};
-use longsplice_datapath::{ExpectError, IdleEntry, IdleWalk};
+use longsplice_datapath::{ExpectError, ExpectedLeg, IdleEntry, IdleWalk};
 
 fn client(v6: bool, port: u16) -> Tuple {
     let mut t = Flow::new(Pair::both(v6)).client;
@@ -115,7 +115,7 @@ fn a_client_without_room_for_its_server_makes_room() {
             assert!(matches!(expect(0), Err(ExpectError::Full { given_back: true })));
             assert!(b.datapath.leg(&clients[0]).is_none() && b.datapath.path(&clients[0]).is_none());
             assert!(matches!(expect(0), Err(ExpectError::Untracked)));
-            assert!(matches!(expect(1), Ok(Some(_))), "there is room again");
+            assert!(matches!(expect(1), Ok(ExpectedLeg { mss: Some(_), .. })), "there is room again");
             for (n, needed) in [(2, LegFlags::PAIRED), (3, LegFlags::END_TO_END)] {
                 let mut leg = testing::get_leg(&b.datapath, &clients[n]).expect("tracked");
                 leg.flags |= needed;
