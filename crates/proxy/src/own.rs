@@ -3,17 +3,43 @@
 use crate::{guarded_ranges::faces, target::Target};
 use longsplice_engine::is_local;
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// Name of what guards such addresses, in the log.
 pub const NAME: &str = "own";
 
+/// How long an address counts as another machine's without being asked about again. HTTP asks for each request, and an answer
+/// takes four system calls. An address that this machine gets is guarded that much later.
+const OTHERS_FOR: Duration = Duration::from_secs(1);
+/// Addresses remembered: as many as are in use within that time by a busy proxy, in some 50 KB. Others are asked about.
+const OTHERS: usize = 1024;
+
+/// Addresses of other machines, with the time at which the kernel said so.
+static KNOWN: Mutex<BTreeMap<IpAddr, Instant>> = Mutex::new(BTreeMap::new());
+
 /// Returns whether the address, or one that is embedded in it, is one of this machine now. If the kernel does not tell, it is.
 pub fn is_own(ip: IpAddr) -> bool {
-    faces(ip).any(|ip| is_local(ip).unwrap_or_else(|_| may_be_bound(ip)))
+    let now = Instant::now();
+    let others = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if others().get(&ip).is_some_and(|at| now.saturating_duration_since(*at) < OTHERS_FOR) {
+        return false;
+    }
+    let own = faces(ip).any(|ip| is_local(ip).unwrap_or_else(|_| may_be_bound(ip)));
+    if !own {
+        let mut others = others();
+        if others.len() >= OTHERS {
+            others.retain(|_, at| now.saturating_duration_since(*at) < OTHERS_FOR);
+        }
+        if others.len() < OTHERS {
+            others.insert(ip, now);
+        }
+    }
+    own
 }
 
 /// Without netlink, bind(2) tells. Where programs may bind foreign addresses (net.ipv4.ip_nonlocal_bind), all count as own.
