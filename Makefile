@@ -19,7 +19,8 @@ TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
 RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
-.PHONY: help build check lint demo test test-all test-loaded soak kernels kernels-short kernels-changed bench shell man install-deps
+.PHONY: help build check lint demo test test-all test-loaded soak kernels kernels-short kernels-changed
+.PHONY: bench shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'

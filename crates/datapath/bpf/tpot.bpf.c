@@ -96,8 +96,8 @@ static __always_inline __u32 end_of(struct __sk_buff *skb, const struct packet *
 }
 
 /* Note a packet that has arrived. Anybody may have forged it. So a FIN counts as proven when the other side has acknowledged it,
- * an acknowledgement if it is of our FIN exactly, and an RST if it has the number that we expect (RFC 5961, 3.2). Who asks whether
- * the connection is over without proof looks for its socket as well. */
+ * an acknowledgement if it is of our FIN exactly, and an RST if it has the number that we expect (RFC 5961, 3.2). Who asks
+ * whether the connection is over without proof looks for its socket as well. */
 static __always_inline void note_arrival(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
 {
 	__u32 end = 0;

@@ -81,8 +81,8 @@ struct {
 	__type(value, struct tpot_tunnel);
 } tpot_fresh SEC(".maps");
 
-/* When a SYN was given to a listener of ours, in seconds, by the hash of its tuple. Until TPOT_PENDING_FOR later, a socket may have
- * the addresses of two hosts that do not know of it. Unlike tpot_syns, it cannot be made to forget one by a flood. */
+/* When a SYN was given to a listener of ours, in seconds, by the hash of its tuple. Until TPOT_PENDING_FOR later, a socket may
+ * have the addresses of two hosts that do not know of it. Unlike tpot_syns, it cannot be made to forget one by a flood. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TPOT_PENDING);
