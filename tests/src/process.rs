@@ -21,8 +21,8 @@ use std::{
 const ROLE: &str = "LONGSPLICE_TEST_FORWARDER";
 /// In place of an address to listen on.
 const TAKER: &str = "taker";
-/// Every request takes less than a second on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Every request takes less than a second on an idle machine. A start may take twenty on a busy one.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the policy with this name; the process gets the name as an argument.
 fn policy(name: &str) -> Policy {

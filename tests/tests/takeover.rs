@@ -5,7 +5,9 @@ use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
-    traffic::{Chunks, Ending, Report, Script, Serving, Start, StreamEnd, connect, converse, intact, listen, serve},
+    traffic::{
+        Chunks, Cue, Ending, Report, Script, Serving, Start, StreamEnd, connect, converse, intact, listen, serve,
+    },
 };
 use longsplice_tests::{
     Forwarder, at_once,
@@ -82,20 +84,27 @@ fn while_a_slow_receiver_drains() {
     let place = Place::new(Family::V4);
     let mut first = place.process("by-hand");
     const FIRST: u64 = 50_000; // what a socket accepts at once
+    let reads = Cue::default();
     let script = Script {
         receive_buffer: Some(16_384),
-        ..Script::opener(2).bytes(10 * FIRST).start(Start::Received(FIRST)).pause(0, Duration::from_secs(4))
+        read_after: Some(reads.clone()),
+        ..Script::opener(2).bytes(10 * FIRST).start(Start::Received(FIRST)).deadline(4 * PATIENCE)
     };
     // the rest comes when the first part has been drained
-    let answer = Script::answerer_of(2).bytes(10 * FIRST).ahead(FIRST);
+    let answer = Script::answerer_of(2).bytes(10 * FIRST).ahead(FIRST).deadline(4 * PATIENCE);
     let talk = place.talk(script, answer);
     first.wait_flows(1, FlowState::Copying);
-    thread::sleep(Duration::from_millis(500));
+    let waits = || {
+        let sockets = place.lab.forwarder.execute("ss", &["-tnH", "sport = :7000"]).expect("ss");
+        sockets.split_whitespace().nth(2).and_then(|owed| owed.parse::<u64>().ok()).filter(|owed| *owed > 0)
+    };
+    wait_for(PATIENCE, waits).expect("the socket holds data for the client");
     first.ask("splice");
     first.wait_flows(1, FlowState::Draining);
     first.kill();
     let mut second = place.process("by-hand");
     second.wait_flows(1, FlowState::Draining);
+    reads.give();
     second.wait_flows(1, FlowState::Released);
     let (client, server) = reports(talk);
     intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{:?}", second.ask("counters")));
@@ -191,16 +200,17 @@ fn a_client_that_comes_again_at_once() {
         let client = CLIENT.port(family, 40_001);
         let mut first = place.process("at-once");
         let script = |seed, bytes| Script { local: Some(client), ..Script::opener(seed).bytes(bytes).pace(1_000_000) };
-        let answer = Script::answerer().bytes(100_000).deadline(PATIENCE);
+        let answer = Script::answerer().bytes(100_000).deadline(4 * PATIENCE);
         let (front, server) = (place.front, place.server);
         let serving = place.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
-        // several seconds, so that the next process sees it
-        let earlier = script(1, 5_000_000).deadline(PATIENCE);
+        let enough = Cue::default(); // given when the next process has seen it
+        let earlier = script(1, 0).until(&enough, 1_000_000).deadline(4 * PATIENCE);
         let earlier = place.lab.client.spawn(move || converse(connect(front, &earlier).expect("connect"), &earlier));
         first.wait_flows(1, FlowState::Spliced);
         first.kill();
         let mut second = place.process("at-once");
         second.wait_flows(1, FlowState::Released);
+        enough.give();
         earlier.join().expect("client");
         // no TIME-WAIT may block the port
         place.lab.client.sysctl("net.ipv4.tcp_tw_reuse", "1").expect("sysctl");

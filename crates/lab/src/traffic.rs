@@ -21,6 +21,8 @@ mod report;
 mod sockets;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use endpoint::converse;
@@ -93,6 +95,22 @@ pub struct Pause {
     pub lasting: Duration,
 }
 
+/// A sign that the test gives, once: what it waits for may take any time on a busy machine. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Cue(Arc<AtomicBool>);
+
+impl Cue {
+    /// Gives the sign.
+    pub fn give(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it was given.
+    pub fn is_given(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// How urgent bytes are received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
@@ -111,6 +129,8 @@ pub struct Script {
     pub seed: Option<u64>,
     /// How much to send.
     pub send: Amount,
+    /// Sending ends at this sign, if not before.
+    pub until: Option<Cue>,
     /// Maximum sending rate in bytes per second.
     pub pace: Option<u64>,
     /// Sizes of the writes.
@@ -134,6 +154,8 @@ pub struct Script {
     pub pauses: Vec<Pause>,
     /// Pauses of sending, by ascending position. The pace does not make up for them.
     pub rests: Vec<Pause>,
+    /// Reading begins at this sign.
+    pub read_after: Option<Cue>,
     /// Position where reading stops for good; the window closes when the buffer is full.
     pub stop_reading_at: Option<u64>,
     /// SO_RCVBUF, set before the handshake.
@@ -159,6 +181,7 @@ impl Script {
             role,
             seed,
             send: Amount::Bytes(0),
+            until: None,
             pace: None,
             chunks: Chunks::Fixed(16 * 1024),
             urgent: Vec::new(),
@@ -169,6 +192,7 @@ impl Script {
             read_size: 64 * 1024,
             pauses: Vec::new(),
             rests: Vec::new(),
+            read_after: None,
             stop_reading_at: None,
             receive_buffer: None,
             send_buffer: None,
@@ -203,6 +227,11 @@ impl Script {
     /// Sends for this time, at `pace` bytes per second.
     pub fn lasting(self, time: Duration, pace: u64) -> Self {
         Self { send: Amount::Lasting(time), pace: Some(pace), ..self }
+    }
+
+    /// Sends until this sign, at `pace` bytes per second.
+    pub fn until(self, cue: &Cue, pace: u64) -> Self {
+        Self { send: Amount::Bytes(u64::MAX), until: Some(cue.clone()), pace: Some(pace), ..self }
     }
 
     /// Sends at most this many bytes per second.

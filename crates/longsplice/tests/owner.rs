@@ -6,7 +6,7 @@ mod running;
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{self, Script, converse, intact, listen, serve},
+    traffic::{self, Cue, Script, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
@@ -154,15 +154,16 @@ fn a_stop_that_leaves_something_is_no_success() {
 #[test]
 #[ignore = "root"]
 fn pins_that_are_removed_come_back() {
-    const LASTING: Duration = Duration::from_secs(20); // at least as long as two starts on a busy machine
+    const DEADLINE: Duration = Duration::from_secs(120); // of all steps on a busy machine
     let place = Place::new();
     let [front, server] = [FORWARDER_TO_CLIENT.port(Family::V4, 7003), SERVER.port(Family::V4, 7003)];
     let plug = format!("{front}={server}");
     let command = place.lab.forwarder.command(LONGSPLICE);
     let mut first = Running::start(command, None, &["--plug", &plug, "--splice", "at-once"], &[]);
-    let answer = Script::answerer().lasting(LASTING, 2_000_000).deadline(3 * LASTING);
+    let enough = Cue::default();
+    let answer = Script::answerer().until(&enough, 2_000_000).deadline(DEADLINE);
     let serving = place.lab.server.run(|| serve(listen(server, &answer).unwrap(), 1, answer.clone()));
-    let script = Script::opener(1).lasting(LASTING, 2_000_000).deadline(3 * LASTING);
+    let script = Script::opener(1).until(&enough, 2_000_000).deadline(DEADLINE);
     let client = place.lab.client.spawn(move || converse(traffic::connect(front, &script).unwrap(), &script));
     eventually_spliced(&first, 1);
     let pins = || {
@@ -187,6 +188,7 @@ fn pins_that_are_removed_come_back() {
     first.kill();
     let second = place.proxy("", 7001);
     assert!(second.messages().contains("spliced=1 over=0"), "{}", second.messages());
+    enough.give();
     let (client, server) = (client.join().unwrap(), serving.join().remove(0));
     intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{}", second.client(&["counters"])));
     end(second);

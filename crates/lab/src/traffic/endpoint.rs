@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use sha2::{Digest, Sha256};
 use socket2::SockRef;
 
-use super::{Amount, Chunks, Ending, Marks, Report, Role, STEP, Script, Start, StreamEnd};
+use super::{Amount, Chunks, Cue, Ending, Marks, Report, Role, STEP, Script, Start, StreamEnd};
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
@@ -253,6 +253,7 @@ impl Conversation<'_> {
     /// Number of bytes that may be sent now, at least one; `None` when all have been sent.
     fn room(&self, sent: u64, began: Instant) -> Result<Option<u64>, StreamEnd> {
         let rest = match self.script.send {
+            _ if self.script.until.as_ref().is_some_and(Cue::is_given) => 0,
             Amount::Bytes(bytes) => bytes - sent,
             Amount::Lasting(time) if began.elapsed() < time => u64::MAX,
             Amount::Lasting(_) => 0,
@@ -350,6 +351,11 @@ impl Conversation<'_> {
     }
 
     fn read_all(&self, receiver: &mut Receiver) -> StreamEnd {
+        if let Some(cue) = &self.script.read_after
+            && let Err(how) = self.sleep_while(self.started + self.script.deadline, || cue.is_given())
+        {
+            return how;
+        }
         let mut buffer = vec![0; self.script.read_size.max(1)];
         let mut pauses = self.script.pauses.iter().peekable();
         let mut last = None;

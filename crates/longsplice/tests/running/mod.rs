@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::{
         fs::{MetadataExt, chown},
@@ -369,6 +369,16 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     stream
+}
+
+/// Whether a connection is reset before a byte has come. The reset may arrive before the caller knows that it is connected.
+pub fn is_reset(address: SocketAddr) -> bool {
+    let mut stream = match TcpStream::connect_timeout(&address, PATIENCE) {
+        Ok(stream) => stream,
+        Err(error) => return error.kind() == ErrorKind::ConnectionReset,
+    };
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::ConnectionReset)
 }
 
 /// Sends `bytes` and receives them back.
