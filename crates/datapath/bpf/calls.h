@@ -397,10 +397,15 @@ static __noinline int tell_generations(struct path_args *args)
 	return 0;
 }
 
-/* Does the operation concern whichever connection has the entry? */
+static __always_inline int is_walk(__u32 op)
+{
+	return op == PATH_NEXT || op == PATH_IDLE || op == PATH_STOPPED;
+}
+
+/* Does the operation concern whichever connection has the entry? In a walk, the generation is still that of the last entry. */
 static __always_inline int is_for_any(__u32 op)
 {
-	return op == PATH_GET || op == PATH_ADD || op == PATH_PUT;
+	return op == PATH_GET || op == PATH_ADD || op == PATH_PUT || is_walk(op);
 }
 
 /* Run a path_op on the table of path entries. */
@@ -410,7 +415,7 @@ int path_entry(struct path_args *ctx)
 	struct path_args args = *ctx;
 	int found;
 
-	if (args.op == PATH_NEXT || args.op == PATH_IDLE || args.op == PATH_STOPPED) {
+	if (is_walk(args.op)) {
 		args.result = next_key(&args);
 		if (args.result)
 			goto out;

@@ -1,7 +1,7 @@
 //! The table of path entries: no entry is lost when it is full, or while others come and go.
 
 use super::bench;
-use longsplice_datapath::{Datapath, ExpectError, MAX_LISTENERS, OpenError, Options, Tuple, model, testing};
+use longsplice_datapath::{Datapath, ExpectError, MAX_LISTENERS, OpenError, Options, Tuple, abi, model, testing};
 use longsplice_lab::{Lab, Shape};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::{
@@ -53,6 +53,25 @@ fn every_entry_of_a_full_table_is_found() {
                 b.datapath.forget(t);
             }
             assert!(b.datapath.paths().is_empty());
+        }
+    });
+}
+
+/// A walk goes on with what the last step has told, which is of another connection.
+#[test]
+#[ignore = "root"]
+fn walks_show_each_entry_as_it_is() {
+    const FLOWS: u32 = 16;
+    bench(FLOWS, |b| {
+        let all: Vec<Tuple> = (0..FLOWS).flat_map(|n| [false, true].map(|v6| tuple(v6, n))).collect();
+        for (n, t) in all.iter().enumerate() {
+            b.datapath.expect(t, None).unwrap_or_else(|e| panic!("{t:?}: {e}"));
+            let p = abi::path { max_ack: 1 + n as u32, ..Default::default() };
+            testing::put_path(&b.datapath, t, &p, [0; 4]).expect("path");
+        }
+        for walk in [Datapath::paths, Datapath::stopped_paths] {
+            let seen: HashMap<Tuple, u32> = walk(&b.datapath).into_iter().map(|(t, p)| (t, p.max_ack)).collect();
+            assert_eq!(seen, all.iter().copied().zip(1..).collect());
         }
     });
 }
