@@ -134,7 +134,7 @@ fn layouts_are_those_of_the_object() {
             }
         );
         layout!(t, hop { ifindex, macs, mss, mark });
-        layout!(t, switch_call { args, hop_a, hop_b });
+        layout!(t, switch_call { args, hop_a, hop_b, generation_a, generation_b });
         layout!(t, listen_key { local, port, family });
         let word = t.layout("path_word").expect("union path_word");
         assert_eq!(word.size, 8);
