@@ -578,3 +578,26 @@ fn a_connection_that_began_without_us_is_left_alone() {
         assert!(f.splicer.datapath().expect("kernel path").legs().is_empty(), "{family:?}");
     }
 }
+
+/// A client gives up before the server has answered, and comes again from the same port, with another number.
+#[test]
+#[ignore = "root"]
+fn a_client_that_comes_again_before_the_answer_is_served() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
+        rules(&["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"]);
+        let client = CLIENT.port(family, 40_002);
+        let syn = Packet { seq: 77, flags: flag::SYN, ..Packet::new(client, SERVER.port(family, PORT)) };
+        Nobody::at(&lab.client, family).sends(&syn);
+        wait_for(PATIENCE, || (f.splicer.datapath()?.legs().len() == 1).then_some(())).expect("half open");
+        rules(&["delete table inet t"]);
+        let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
+        let script = Script { local: Some(client), ..Script::opener(1).bytes(1000) };
+        let stream = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("connected");
+        let ours = converse(stream, &script);
+        intact(&ours, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!(f.ended(1)[0].how, EndReason::Closed, "{family:?}");
+    }
+}

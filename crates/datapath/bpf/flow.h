@@ -469,6 +469,7 @@ struct clear_call {
 /* The headers of a segment of a handshake between hosts, which user space passes on. */
 struct handshake {
 	struct tuple leg; /* where it arrived */
+	__u32 generation; /* of that leg's entry; 0: it has none */
 	__u32 ifindex;
 	__u8 eth[14];
 	__u8 fill[2];

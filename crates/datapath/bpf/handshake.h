@@ -13,6 +13,7 @@
 #include "mark.h"
 #include "parse.h"
 #include "place.h"
+#include "table.h"
 #include "verdict.h"
 
 /* Give a handshake segment to user space. Returns 0 if the ring is full. */
@@ -30,6 +31,7 @@ __noinline int report_handshake(struct __sk_buff *skb)
 		return 0;
 	}
 	h->leg = sc->t;
+	h->generation = generation(&sc->t);
 	h->ifindex = skb->ifindex;
 	bpf_skb_load_bytes(skb, 0, h->eth, ETH_LEN);
 	__builtin_memcpy(h->ip, sc->l3, 40);

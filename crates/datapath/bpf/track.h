@@ -153,7 +153,8 @@ static __always_inline __u32 listened(const struct scratch *sc)
 	return listens_at(&k);
 }
 
-/* Create leg and path entry of a client that has completed its handshake. Returns 0 if there is no room. */
+/* Create leg and path entry of a client that has completed its handshake. Returns 1, 0 if there is no room, or 2 if another
+ * processor does so with another segment: that one alone tells user space, and takes care of the embryo. */
 static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 {
 	struct leg l = {};
@@ -183,8 +184,8 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	l.seen = bpf_ktime_get_coarse_ns();
 	compare_clocks(&l, sc->s.has_ts ? sc->s.tsval : e->tsval_in, l.seen);
 	r = bpf_map_update_elem(&legs, &sc->t, &l, BPF_NOEXIST);
-	if (r == -EEXIST) /* a duplicate of the segment, on another processor: that one adds the entry */
-		return 1;
+	if (r == -EEXIST)
+		return 2;
 	if (!r && !insert_path(&sc->t))
 		return 1;
 	bpf_map_delete_elem(&legs, &sc->t);
@@ -298,6 +299,11 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			__u32 opts = known->opts_in;
 			int room = hatch(sc, known);
 
+			if (room == 2)
+				return 1;
+			/* Without a leg, no segment would find the sockets. They wait for the client's next segment, and for room. */
+			if (!room && is_between_hosts(known))
+				return 2;
 			if (opts & OPT_END_TO_END && !report_handshake(skb)) { /* lost: the next segment reports it */
 				bpf_map_delete_elem(&legs, &sc->t);
 				remove_path(&sc->t);

@@ -1,7 +1,7 @@
 //! Handshakes between hosts, end to end (bpf/handshake.h): passing their segments on, and sockets for both sides.
 
 use crate::{
-    Datapath, ExpectError, ExpectedLeg, LegFlags, Pair, Repair, Tuple, abi,
+    Connection, Datapath, ExpectError, ExpectedLeg, LegFlags, Pair, Repair, Tuple, abi,
     events::poll_ring,
     hold::{held_packet, returning_socket},
     maps::from_bytes,
@@ -106,6 +106,12 @@ impl Handshake {
     /// Returns the acknowledgement number.
     pub fn ack(&self) -> u32 {
         self.word(8)
+    }
+
+    /// Returns the connection that had the leg's entry when the segment arrived: by now, another one may have it.
+    pub fn connection(&self) -> Connection {
+        let generation = Some(self.raw.generation).filter(|g| *g != Connection::ANY).unwrap_or(Connection::NONE);
+        Connection { leg: self.leg, generation }
     }
 
     /// Returns whether `other` is a retransmission of this segment.
@@ -321,11 +327,12 @@ impl Datapath {
         self.maps.decided(legs)
     }
 
-    /// Prepares the record of a leg towards a server before the client's SYN is passed on.
-    pub fn expect_end_to_end(&self, leg: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<(), ExpectError> {
+    /// Prepares the record of a leg towards a server before the client's SYN is passed on. Returns the new connection.
+    pub fn expect_end_to_end(&self, leg: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<Connection, ExpectError> {
         let flag = |wanted, flag| if wanted { flag } else { 0 };
         let flags = flag(kind.foreign, LegFlags::FOREIGN) | flag(kind.waits, LegFlags::WAITS) | LegFlags::END_TO_END;
-        self.maps.expect(leg, Some(client), flags | LegFlags::TS | LegFlags::SACK).map(drop)
+        let expected = self.maps.expect(leg, Some(client), flags | LegFlags::TS | LegFlags::SACK)?;
+        Ok(Connection { leg: *leg, generation: expected.generation })
     }
 
     /// Like [`Datapath::expect`], on behalf of a client that has sent this SYN and has no leg yet.
@@ -348,10 +355,10 @@ impl Datapath {
         self.maps.acknowledged(client) == Some(ack)
     }
 
-    /// Leaves the rest of this client's handshake to the stack, until its next SYN. If
-    /// the connection is transparent and this machine is a router, the stack routes it.
-    pub fn let_go_handshake(&self, client: &Tuple) {
-        self.maps.forget_embryo(client);
+    /// Leaves the rest of the handshake that began with this number of this client's SYN to the stack. If the connection
+    /// is transparent and this machine is a router, the stack routes it. The client's next SYN is for us again.
+    pub fn let_go_handshake(&self, client: &Tuple, syn: u32) {
+        self.maps.forget_embryo(client, syn);
     }
 
     /// Passes handshake segments to `f` until it returns false. Passes `None` when all

@@ -546,9 +546,12 @@ impl Maps {
         (u32::from(e.opts_out) & names::OPT_PASSED != 0).then_some(e.edge_out)
     }
 
-    /// Removes the state of a SYN. It is no error if it is gone already.
-    pub fn forget_embryo(&self, t: &Tuple) {
-        let _ = self.embryos.delete(bytes_of(&t.to_abi()));
+    /// Removes the state of the SYN with this number. It is no error if it is gone already, or is that of a later SYN.
+    pub fn forget_embryo(&self, t: &Tuple, irs: u32) {
+        let found = self.embryos.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok().flatten();
+        if found.is_some_and(|e| from_bytes::<abi::embryo>(&e).irs == irs) {
+            let _ = self.embryos.delete(bytes_of(&t.to_abi()));
+        }
     }
 
     /// Removes a leg's record. It is no error if it is gone already.

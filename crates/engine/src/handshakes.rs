@@ -5,8 +5,8 @@
 
 use crate::{engine::Engine, holding::FirstData, sync::lock};
 use longsplice_datapath::{
-    Datapath, EndToEnd, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Segment, Tuple, established_sockets,
-    is_claimed, is_local,
+    Connection, Datapath, EndToEnd, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Segment, Tuple,
+    established_sockets, is_claimed, is_local,
 };
 use nix::libc;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -96,8 +96,8 @@ impl Answer {
 
 struct HalfOpen {
     since: Instant,
-    /// The server's leg.
-    server: Tuple,
+    /// The server's leg, with the record that was made for this handshake.
+    server: Connection,
     /// It is transparent: our addresses on both legs are not ours.
     foreign: bool,
     /// The client's last SYN.
@@ -255,12 +255,17 @@ impl Handshakes {
     /// Gives up all half-open connections when the engine closes.
     pub fn leave(&mut self, d: Option<&Datapath>) {
         let half_open: Vec<Tuple> = self.half.keys().copied().collect();
-        d.iter().for_each(|d| half_open.iter().for_each(|client| self.give_up(d, client)));
+        for (d, client) in d.iter().flat_map(|d| half_open.iter().map(move |client| (d, client))) {
+            self.give_up(d, client);
+            d.forget(client); // nobody will hear that it has completed its handshake
+        }
         *self = Handshakes::default();
     }
 
     fn hear(&mut self, engine: &Arc<Engine>, d: &Datapath, h: Handshake) {
         tracing::trace!(?h);
+        // It replaces an earlier one, which its host has repeated or given up. That one would begin another connection later.
+        self.late.retain(|(_, late)| late.leg != h.leg || late.segment != h.segment);
         match h.segment {
             Some(Segment::Syn) => self.asked(engine, d, h, Instant::now()),
             Some(Segment::SynAck) => self.answered(engine, d, h, Instant::now()),
@@ -315,13 +320,13 @@ impl Handshakes {
     }
 
     fn insert(&mut self, client: Tuple, half: HalfOpen) {
-        self.clients.insert(half.server, client);
+        self.clients.insert(half.server.leg, client);
         self.half.insert(client, half);
     }
 
     fn remove(&mut self, client: &Tuple) -> Option<HalfOpen> {
         let half = self.half.remove(client)?;
-        self.clients.remove(&half.server);
+        self.clients.remove(&half.server.leg);
         Some(half)
     }
 
@@ -332,10 +337,11 @@ impl Handshakes {
             Some(half) if half.syn.seq() == syn.seq() => {
                 // one of the two segments was lost
                 half.syn = syn;
-                let (next, out) = half.answer.as_ref().map_or((syn, half.server), |answer| (answer.segment, client));
+                let (next, out) =
+                    half.answer.as_ref().map_or((syn, half.server.leg), |answer| (answer.segment, client));
                 return self.pass_on(&next, &out);
             }
-            Some(_) => self.give_up(d, &client),
+            Some(_) => self.abandon(d, &client),
             None => {}
         }
         match self.acceptor(client.local).map(|a| &a.course) {
@@ -364,7 +370,10 @@ impl Handshakes {
         let server = mirrored(&client);
         let kind = EndToEnd { foreign: true, waits: self.holds(&client) };
         match expect(engine, d, &server, &client, kind) {
-            Ok(()) => self.begin(engine, syn, server, true),
+            Ok(server) => self.begin(engine, syn, server, true),
+            // It cannot go on without us while sockets of an earlier connection would take its segments. The places that this
+            // one has left are free in a second.
+            Err(ExpectError::Full { .. }) if [&client, &server].into_iter().any(is_claimed) => self.put_off(syn, since),
             Err(ExpectError::Full { .. }) => self.let_go(d, &syn, &server),
             Err(ExpectError::Taken) => self.put_off(syn, since),
             Err(error) => tracing::debug!(?client, %error, "no answer"),
@@ -382,17 +391,17 @@ impl Handshakes {
         }
     }
 
-    fn begin(&mut self, engine: &Engine, syn: Handshake, server: Tuple, foreign: bool) {
+    fn begin(&mut self, engine: &Engine, syn: Handshake, server: Connection, foreign: bool) {
         let client = syn.leg;
-        [client, server].iter().for_each(|leg| engine.lingering.begins_anew(leg));
+        [client, server.leg].iter().for_each(|leg| engine.lingering.begins_anew(leg));
         self.insert(client, HalfOpen { since: Instant::now(), server, foreign, syn, answer: None });
-        self.pass_on(&syn, &server);
+        self.pass_on(&syn, &server.leg);
     }
 
     /// Gives the client's SYN to the listening socket.
     fn leave_to_listener(&mut self, d: &Datapath, syn: &Handshake) {
         self.counts.left += 1;
-        d.let_go_handshake(&syn.leg);
+        d.let_go_handshake(&syn.leg, syn.seq());
         if let Some(Err(error)) = self.sender(&syn.leg).map(|sender| sender.give_back(syn)) {
             tracing::debug!(?syn, %error, "not given to the listening socket; it will come again");
         }
@@ -413,8 +422,9 @@ impl Handshakes {
     /// on its way to the host of `out`.
     fn let_go(&mut self, d: &Datapath, next: &Handshake, out: &Tuple) {
         self.counts.untracked += 1;
-        let client = if next.segment == Some(Segment::Syn) { &next.leg } else { out };
-        d.let_go_handshake(client);
+        let is_syn = next.segment == Some(Segment::Syn);
+        let (client, syn) = if is_syn { (&next.leg, next.seq()) } else { (out, next.ack().wrapping_sub(1)) };
+        d.let_go_handshake(client, syn);
         self.pass_on(next, out);
     }
 
@@ -449,8 +459,7 @@ impl Handshakes {
         }
         if d.has_passed(&client, answer.seq().wrapping_add(1)) {
             // An earlier answer has reached the client: this one repeats it, and the connection has begun without us.
-            self.remove(&client);
-            d.forget(&answer.leg);
+            self.remove(&client).iter().for_each(|half| d.forget(half.server));
             return self.let_go(d, &answer, &client);
         }
         let holds = self.holds(&client);
@@ -470,8 +479,7 @@ impl Handshakes {
             Err(error) => {
                 tracing::warn!(leg = ?answer.leg, %error, "no sockets for a handshake between hosts");
                 let (syn, foreign) = (half.syn, half.foreign);
-                self.remove(&client);
-                d.forget(&answer.leg);
+                self.remove(&client).iter().for_each(|half| d.forget(half.server));
                 if foreign {
                     self.let_go(d, &answer, &client);
                 } else {
@@ -484,7 +492,7 @@ impl Handshakes {
     /// Handles the answer to a SYN that was given up just before, or that an earlier process has passed on.
     fn answered_late(&self, d: &Datapath, answer: &Handshake) {
         if may_be_ours(answer.leg.local.ip()) {
-            d.forget(&answer.leg); // the stack resets the server when it answers again
+            d.forget(answer.connection()); // the stack resets the server when it answers again
         } else {
             self.pass_on(answer, &mirrored(&answer.leg));
         }
@@ -493,18 +501,14 @@ impl Handshakes {
     /// Handles a reset: the server refuses the connection, or the client gives it up.
     fn refused(&mut self, d: &Datapath, h: &Handshake) {
         if let Some(half) = self.half.get(&h.leg) {
-            let server = half.server;
-            self.pass_on(h, &server);
+            self.pass_on(h, &half.server.leg);
             // otherwise, the client resets an earlier connection
-            if half.answer.is_some() || h.seq() == half.syn.seq().wrapping_add(1) {
-                let half = self.remove(&h.leg);
-                half.and_then(|half| half.answer).into_iter().for_each(|answer| reset(answer.sockets));
-                d.forget_flow([&h.leg, &server]);
+            if h.seq() == half.syn.seq().wrapping_add(1) {
+                self.abandon(d, &h.leg);
             }
         } else if let Some(client) = self.asked_by(h) {
-            self.remove(&client);
-            d.forget(&h.leg);
-            d.let_go_handshake(&client); // otherwise the client would not get the reset
+            self.remove(&client).iter().for_each(|half| d.forget(half.server));
+            d.let_go_handshake(&client, h.ack().wrapping_sub(1)); // otherwise the client would not get the reset
             self.pass_on(h, &client);
             self.lose(&client, &h.leg, io::ErrorKind::ConnectionRefused);
         }
@@ -520,17 +524,17 @@ impl Handshakes {
         }
         let client = ack.leg;
         let Some(HalfOpen { answer: Some(Answer { sockets, first, .. }), server, .. }) = self.remove(&client) else {
-            return d.forget(&client); // given up just before
+            return d.forget(ack.connection()); // given up just before
         };
-        self.pass_on(ack, &server);
-        let opened = Opened { legs: Pair::new(client, server), sockets, first };
+        self.pass_on(ack, &server.leg);
+        let opened = Opened { legs: Pair::new(client, server.leg), sockets, first };
         let left = match self.acceptor(client.local) {
             Some(acceptor) => acceptor.opened.try_send(opened).map_err(TrySendError::into_inner).err(),
             None => Some(opened),
         };
         if let Some(Opened { sockets, .. }) = left {
             reset(sockets);
-            d.forget_flow([&client, &server]);
+            d.forget_flow([ack.connection(), server]);
         }
     }
 
@@ -543,7 +547,7 @@ impl Handshakes {
         let old: Vec<Tuple> =
             self.half.iter().filter(|(_, half)| now >= half.since + PATIENCE).map(|(client, _)| *client).collect();
         for client in old {
-            let silent = self.half.get(&client).filter(|half| half.answer.is_none()).map(|half| half.server);
+            let silent = self.half.get(&client).filter(|half| half.answer.is_none()).map(|half| half.server.leg);
             self.give_up(d, &client);
             silent.iter().for_each(|server| self.lose(&client, server, io::ErrorKind::TimedOut));
         }
@@ -559,12 +563,18 @@ impl Handshakes {
     /// Gives up a half-open connection. Later segments of its hosts are not for us: if
     /// it is transparent and the server has not answered yet, they go on without us.
     fn give_up(&mut self, d: &Datapath, client: &Tuple) {
-        if let Some(half) = self.remove(client) {
-            self.counts.given_up += 1;
-            d.let_go_handshake(client);
-            half.answer.into_iter().for_each(|answer| reset(answer.sockets));
-            d.forget_flow([client, &half.server]);
-        }
+        let Some(syn) = self.half.get(client).map(|half| half.syn.seq()) else { return };
+        self.counts.given_up += 1;
+        d.let_go_handshake(client, syn); // first, or the client would not get the reset
+        self.abandon(d, client);
+    }
+
+    /// Removes what was made for a half-open connection, if there is one. Its client has no leg yet, or one that
+    /// [`Handshakes::opened`] will hear of. What the data path knows of its SYN may be of the next one already.
+    fn abandon(&mut self, d: &Datapath, client: &Tuple) {
+        let Some(half) = self.remove(client) else { return };
+        half.answer.into_iter().for_each(|answer| reset(answer.sockets));
+        d.forget(half.server);
     }
 }
 
@@ -572,7 +582,7 @@ impl Handshakes {
 const PORT_TRIES: u32 = 32;
 
 /// Finds an address and a port of ours for a connection to `server`, and prepares its record.
-fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr, waits: bool) -> Option<Tuple> {
+fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr, waits: bool) -> Option<Connection> {
     let kind = EndToEnd { foreign: false, waits };
     let source = engine.ports.usual_for(server).ok()?.0.source;
     if server.is_ipv4() != client.is_v4() || source.is_loopback() || source == server.ip() {
@@ -582,8 +592,8 @@ fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr,
     for tries in 0..PORT_TRIES {
         let leg = engine.ports.candidate(turn, tries, server, source);
         match expect(engine, d, &leg, client, kind) {
-            Ok(()) if is_free(&leg) => return Some(leg),
-            Ok(()) => d.forget(&leg),
+            Ok(server) if is_free(&leg) => return Some(server),
+            Ok(server) => d.forget(server),
             Err(ExpectError::Taken) => {}
             Err(error) => {
                 tracing::debug!(?leg, %error, "not tracked");
@@ -605,7 +615,13 @@ fn is_free(leg: &Tuple) -> bool {
 }
 
 /// Prepares the record of the leg towards a server.
-fn expect(engine: &Engine, d: &Datapath, server: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<(), ExpectError> {
+fn expect(
+    engine: &Engine,
+    d: &Datapath,
+    server: &Tuple,
+    client: &Tuple,
+    kind: EndToEnd,
+) -> Result<Connection, ExpectError> {
     match d.expect_end_to_end(server, client, kind) {
         Err(ExpectError::Taken) if make_way(engine, d, server, kind.foreign) => {
             d.expect_end_to_end(server, client, kind)
