@@ -185,6 +185,7 @@ again:
 	}
 	s->socket_known &= may_be_behind(l);
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
+		note_excess(l, s);
 		if (woken)
 			unsplice_legs(m);
 		else

@@ -460,8 +460,8 @@ pub struct RelayedMessage {
     pub missing: u64,
     /// Bytes of the message that were read but not passed on. They do not count as missing.
     pub in_hand: Bytes,
-    /// The sender has sent more than the message, and the excess, or a part of it, was dropped. It will arrive again, at any time:
-    /// do not take it for a part of whatever is expected then.
+    /// The sender has sent more than the message. What was dropped of that will arrive again, at any time: do not take it for a
+    /// part of whatever is expected then.
     pub excess: bool,
     /// The connection of the receiver, who was expected to speak, has failed. Its leg holds what it sent before that.
     pub receiver_failed: bool,
