@@ -3,6 +3,8 @@
 #ifndef LONGSPLICE_ASIDE_H
 #define LONGSPLICE_ASIDE_H
 
+#include "compat.h"
+
 /* Leave a packet to routing although a socket of ours, which a SYN that may be forged has made, has the same addresses: the stack
  * would find it ahead of the route (early demultiplexing), and would not forward the packet then. With metadata for a tunnel,
  * which no device asks for here, the stack does not look for the socket. Returns 0, or a negative number. */
