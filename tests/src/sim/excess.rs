@@ -1,17 +1,21 @@
 //! What a host sends beyond the limit of a splice may be cut off or dropped. The process has to be able to see that.
 
 use super::{
-    World, show,
+    EVENT_TRIGGERED, World, show,
     tcp::{Packet, RST},
 };
-use longsplice_datapath::{LegFlags, Side, VERDICTS, model::Fate};
+use longsplice_datapath::{LegFlags, Phase, Side, VERDICTS, model::Fate};
 
 impl World {
     /// Called for each segment that the data path has decided about.
-    pub(super) fn judge_excess(&mut self, from: Side, p: &Packet, fate: &Fate) {
+    pub(super) fn judge_excess(&mut self, from: Side, p: &Packet, fate: &Fate, events: u8) {
         let leg = self.model.leg(from);
         if p.flags & RST != 0 {
             return; // nobody reads its text
+        }
+        // In control mode the socket gets all, and a marked segment that is dropped for it is as if lost on its way to us.
+        if leg.phase_in == Phase::Local as u8 && events & EVENT_TRIGGERED == 0 {
+            return;
         }
         let is_beyond = (p.end().wrapping_sub(leg.limit_in) as i32) > 0;
         let is_lost = match fate {

@@ -709,7 +709,7 @@ impl World {
         }
         self.hold(from, p, events);
         self.judge_marks(from, p, &fate);
-        self.judge_excess(from, p, &fate);
+        self.judge_excess(from, p, &fate, events);
         match fate {
             Fate::Dropped(v) => self.note(|_| format!("{from:?} in {} DROPPED verdict {v}", show(p))),
             Fate::Sent { local, forwarded, plain } => {
