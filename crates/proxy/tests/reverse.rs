@@ -100,7 +100,7 @@ async fn what_is_no_request_to_a_site() {
         ("GET / HTTP/1.1\r\n\r\n", 400),
         ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
         ("GET / HTTP/1.1\r\nHost: a..b\r\nConnection: close\r\n\r\n", 400),
-        ("GET https://a/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        ("GET https://a/ HTTP/1.1\r\nHost: a\r\n\r\n", 501),
         ("OPTIONS / HTTP/1.1\r\nHost: a\r\nMax-Forwards: 0\r\nConnection: close\r\n\r\n", 200),
     ] {
         let mut client = proxy.connect().await;
