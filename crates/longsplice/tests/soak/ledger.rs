@@ -312,6 +312,8 @@ impl Book {
         let server = s.server.as_ref().map(|(_, report)| report);
         let client = match s.client.as_ref().map(|(_, report)| report) {
             Some(Ok(report)) => report,
+            // its source port is named, and the last connection from there has not ended yet: it never began
+            Some(Err(error)) if error.kind() == ErrorKind::AddrNotAvailable => return Ok(()),
             Some(Err(error)) if is_waiting(error) && self.is_untold(s.began, 1) => return Ok(()),
             Some(Err(error)) if is_waiting(error) => return Err(format!("hung: {error}")),
             Some(Err(error)) if self.excuses(s) => return self.excused(s),
