@@ -633,7 +633,10 @@ fn expect(
 /// Removes the server's leg of an earlier connection, when a client without a leg sends a SYN. The earlier connection
 /// is over, or its process died before the client had completed the handshake. Returns whether the leg is gone.
 fn make_way(engine: &Engine, d: &Datapath, server: &Tuple, foreign: bool) -> bool {
-    match engine.lingering.make_way_at_once(server) {
+    // A client that has chosen the port may use it again at once, as without us. A port of ours rests: another client's numbers
+    // need not follow those of the last connection, which the server may remember.
+    let ended = if foreign { engine.lingering.make_way_at_once(server) } else { engine.lingering.make_way(server) };
+    match ended {
         Some((a, b)) => {
             d.forget_ended(&a, b.as_ref());
             true
