@@ -73,7 +73,9 @@ fn a_record_that_is_another_by_now_is_not_swept() {
             assert!(!expected.is(&without) && !expected.is_spare() && !b.datapath.sweep(&without));
             b.datapath.forget(&t);
             testing::put_path(&b.datapath, &t, &abi::path::default(), [0; 4]).expect("path");
-            assert!(!b.datapath.sweep(&expected) && b.datapath.sweep(&without));
+            assert!(!b.datapath.sweep(&expected) && !b.datapath.sweep(&without), "another entry");
+            let again = idle(b)[0];
+            assert!(again.leg == t && b.datapath.sweep(&again));
         }
     });
 }

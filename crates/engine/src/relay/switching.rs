@@ -135,11 +135,15 @@ impl Relay {
             Err(error) => {
                 tracing::debug!(flow = self.flow().id, %error, "not frozen");
                 self.holding = None;
-                if *error == SwitchError::Untracked {
-                    // the records may have been given back for an earlier refusal
-                    let known = self.legs.iter().find_map(Leg::refusal);
-                    let why =
-                        known.unwrap_or_else(|| refusal::of_untracked(self.datapath(), &<[Tuple; 2]>::from(tuples)));
+                // the records may have been given back for an earlier refusal
+                let given_back = || self.legs.iter().find_map(Leg::refusal);
+                let untracked = || refusal::of_untracked(self.datapath(), &<[Tuple; 2]>::from(tuples));
+                let why = match error {
+                    SwitchError::Untracked => Some(given_back().unwrap_or_else(untracked)),
+                    SwitchError::Other => given_back(),
+                    _ => None,
+                };
+                if let Some(why) = why {
                     return Event::Refused { why, for_good: true };
                 }
             }
