@@ -175,10 +175,11 @@ impl Stage {
                 let way = [LinkDirection::FromClient, LinkDirection::ToClient][self.r.random_range(0..2)];
                 let losses =
                     Impair { loss: 0.01, duplicate: 0.01, reorder: 0.02, seed: self.r.random(), ..Impair::NONE };
-                ledger.note(&format!("losses: {way:?}"));
+                let lossy = ledger.begins(&format!("losses: {way:?}"), Harm::Again);
                 let impairment = self.lab.impair(way, losses).expect("an impairment");
                 self.pass(3000, 6000);
                 drop(impairment);
+                ledger.ends(lossy);
                 ledger.note("no more losses");
             }
             Card::Storm => {

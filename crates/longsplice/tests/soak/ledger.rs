@@ -31,6 +31,9 @@ pub enum Harm {
     Late,
     /// Connections being opened, and requests, which may need one.
     New,
+    /// Connections from a port that was in use a moment before. The hosts keep no TIME-WAIT, so segments of the last
+    /// connection that were lost and come again may reset the next one (RFC 1337).
+    Again,
     /// All connections except those of these clients, because the process ends.
     AllBut(HashSet<SocketAddr>),
 }
@@ -388,7 +391,9 @@ impl Book {
     fn excuses(&self, s: &Stream) -> bool {
         let arrived = s.arrived.unwrap_or_else(|| s.end());
         let was_made = |e: &Event| e.harms_new() && e.meets(s.began, arrived);
-        self.events.iter().any(was_made) || self.changes(s).any(|(_, stays)| !stays)
+        let is_again = matches!(s.kind, Kind::Short | Kind::Cut);
+        let meets_another = |e: &Event| is_again && matches!(e.harm, Harm::Again) && e.meets(s.began, s.end());
+        self.events.iter().any(|e| was_made(e) || meets_another(e)) || self.changes(s).any(|(_, stays)| !stays)
     }
 }
 
