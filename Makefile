@@ -85,7 +85,7 @@ test-loaded:
 soak:
 	$(AS_ROOT)
 	@$(DEPS) build lab
-	LONGSPLICE_SOAK_SECONDS=$(SOAK_SECONDS) $(TEST) -p longsplice --test soak -- --include-ignored --nocapture
+	LONGSPLICE_SOAK_SECONDS=$(SOAK_SECONDS) $(TEST) -p longsplice --test suite soak:: -- --include-ignored --nocapture
 	@echo 'make soak: nothing wrong, nothing hung, nothing left'
 
 kernels:

@@ -1,8 +1,6 @@
 //! Hostile and unusual requests, each with the required result: the status and the error, or the parsed request.
 
-mod feed;
-
-use feed::{From, answer_however_cut, table};
+use crate::feed::{self, From, answer_however_cut, table};
 
 /// Start lines and whole heads.
 const HEADS: &[(&[u8], &str)] = &[

@@ -1,8 +1,6 @@
 //! Hostile and unusual replies, each with the required result.
 
-mod feed;
-
-use feed::{From, table};
+use crate::feed::{self, From, table};
 
 /// Method of the request, the reply, and the required result.
 const REPLIES: &[(&str, &[u8], &str)] = &[

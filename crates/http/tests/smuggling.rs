@@ -1,9 +1,7 @@
 //! Request smuggling and response splitting as published: messages that two programs would end in different places. The
 //! required result is a refusal, or the only possible interpretation with the bytes left for the next message.
 
-mod feed;
-
-use feed::{From, table};
+use crate::feed::{From, table};
 
 /// Fields after `Host`, up to the end of the connection.
 const REQUESTS: &[(&[u8], &str)] = &[

@@ -1,13 +1,11 @@
 //! S19: a cache that is filled from the tap while replies are spliced. curl sends the requests, also over links with loss
 //! and reordering; the server counts its requests. Needs root, eBPF and curl, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, eventually};
 use longsplice_lab::{
     ChildGuard, Family, Impair, Lab, LinkDirection, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{

@@ -1,12 +1,10 @@
 //! Missing capabilities: the functions that still work, and the messages. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, loopback_echo, round_trip};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, loopback_echo, round_trip};
 use serde_json::Value;
 use std::{fs, net::TcpListener, os::unix::fs::chown, process::Command};
 

@@ -2,10 +2,8 @@
 //!
 //! None of these tests needs root.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Running, connect, eventually, longsplice, loopback_echo, round_trip};
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Running, connect, eventually, longsplice, loopback_echo, round_trip};
 use serde_json::Value;
 use std::{
     fs,

@@ -1,11 +1,9 @@
 //! What a spliced connection costs the machine, in counts: interrupts, context switches, system calls.
 //! Times would depend on the machine; counts hardly do. They are the best of some rounds, because others use it, too.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, connect, eventually};
 use longsplice_lab::{Family, Lab, Shape, calls::SystemCalls, topology};
 use nix::libc::SYS_bpf;
-use running::{LONGSPLICE, Pins, Running, connect, eventually};
 use std::{
     collections::BTreeMap,
     fs,

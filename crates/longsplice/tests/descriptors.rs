@@ -1,13 +1,11 @@
 //! Nothing that comes and goes leaves a descriptor open: connections, commands, devices, processes that were killed. What all
 //! connections of a listener need is open before the first of them. Every test needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{Control, LONGSPLICE, Pins, Running, connect, echo, eventually, more_open, round_trip};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{Control, LONGSPLICE, Pins, Running, connect, echo, eventually, more_open, round_trip};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,

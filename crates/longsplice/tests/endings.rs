@@ -1,8 +1,7 @@
 //! `stop` ends the connections that a killed process left in the kernel: hosts that
 //! wait and send nothing are reset. Sockets of ours that wait for hosts cost nothing.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, eventually};
 use longsplice_datapath::Repair;
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -12,7 +11,6 @@ use nix::sys::{
     signal::Signal,
     socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use std::{
     fs,

@@ -1,9 +1,7 @@
 //! Each example of a configuration in README.md and docs/configuration.md starts, and stops again. Needs root and eBPF.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, eventually};
 use longsplice_lab::{Lab, Shape};
-use running::{LONGSPLICE, Pins, eventually};
 use std::{
     fs::{self, File, Permissions},
     os::unix::fs::PermissionsExt,

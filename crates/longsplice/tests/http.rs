@@ -1,13 +1,11 @@
 //! HTTP through the real program: curl on one side, nginx on the other. Needs
 //! root and eBPF, and fails without; Debian packages: curl, nginx-light.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{

@@ -2,8 +2,7 @@
 //! server than the one before. Both ends are strict: a server must get only its own requests, and a client the reply to its
 //! request. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, eventually, least};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
     calls::SystemCalls,
@@ -13,7 +12,6 @@ use longsplice_lab::{
 use longsplice_proxy::Http;
 use nix::libc::{SYS_bpf, SYS_epoll_ctl, SYS_poll, SYS_setsockopt};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use running::{LONGSPLICE, Pins, Running, eventually, least};
 use serde_json::Value;
 use std::{
     fs,

@@ -2,8 +2,7 @@
 //! once or after everything before has arrived. The other end must be told and must not get anything that looks complete but
 //! is not, and the proxy must come to rest. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, eventually};
 use longsplice_lab::{
     Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
@@ -13,7 +12,6 @@ use nix::{
     libc,
     sys::socket::{setsockopt, sockopt::Linger},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
 use std::{
     fs,
     io::{self, ErrorKind, Read, Write},

@@ -1,13 +1,11 @@
 //! Replies that pass through a filter: allowed bodies are spliced, whatever their framing; bodies that the filter has to
 //! read are copied; denied ones are not delivered. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, eventually};
 use longsplice_lab::{
     Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{

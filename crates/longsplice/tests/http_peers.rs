@@ -2,13 +2,11 @@
 //! through forward and reverse proxy, with every body spliced if possible. Needs root and eBPF, and fails without; Debian
 //! packages: wrk, nghttp2-client, apache2-utils, curl, nginx-light, apache2-bin, nodejs.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running};
 use sha2::{Digest, Sha256};
 use std::{
     fs::{self, Permissions},

@@ -1,10 +1,8 @@
 //! The output of `longsplice inspect` and `longsplice trace`, compared
 //! with what was transferred. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use longsplice_lab::{Family, Lab, Shape, topology};
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,

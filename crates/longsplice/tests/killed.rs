@@ -1,8 +1,7 @@
 //! SIGKILL at every step of a splice and an unsplice: a connection either continues intact, or ends so that both hosts
 //! notice. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{self, Control, LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use longsplice_lab::{
     Family, Lab, Shape,
     pattern::{self, Mismatch},
@@ -10,7 +9,6 @@ use longsplice_lab::{
     traffic::{self, Cue, Ending, Report, Script, StreamEnd, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{Control, LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},

@@ -1,10 +1,8 @@
 //! The program at its limits: few descriptors, small tables. Every test needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use longsplice_lab::{Family, Lab, Shape, topology};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     io::Write,

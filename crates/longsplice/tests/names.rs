@@ -1,10 +1,8 @@
 //! A resolver that is dead, wrong or slow takes no server down that is well, and a name that changes is followed. Needs root and
 //! eBPF.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use longsplice_lab::{Family, Lab, Namespace, Shape, topology};
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,

@@ -1,9 +1,7 @@
 //! Addresses of the proxy's own machine: clients do not choose them as targets, and no connection comes back. Needs root.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, is_reset, round_trip};
 use longsplice_lab::{Family, Lab, Shape, topology};
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, is_reset, round_trip};
 use serde_json::Value;
 use std::{
     fs,

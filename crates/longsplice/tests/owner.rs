@@ -1,15 +1,13 @@
 //! One data path per network namespace, and no leftovers of
 //! namespaces that are gone. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
     traffic::{self, Cue, Script, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::Value;
 use std::{
     collections::BTreeSet,

@@ -1,13 +1,11 @@
 //! Independent programs through the real program: curl, ssh, git, iperf3. Needs root and eBPF, and fails without; Debian
 //! packages: curl, nginx-light, openssh, socat, git, iperf3.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{

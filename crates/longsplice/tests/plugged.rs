@@ -1,12 +1,10 @@
 //! Plugs whose clients shake hands with the target (`handshake = "end-to-end"`), through the real program. Needs root and eBPF.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,

@@ -1,13 +1,11 @@
 //! Flows whose process has died: commands and the access log of the next one know them. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,

@@ -1,13 +1,11 @@
 //! Flows that the proxy does not splice: its messages and counters; and configurations
 //! that it does not start with. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
     topology::{Address, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,

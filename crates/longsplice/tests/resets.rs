@@ -1,8 +1,7 @@
 //! What a host has sent before its connection was reset reaches the other host before the reset does; and what it has sent
 //! beyond the end of a message answers nothing. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, eventually};
 use longsplice_datapath::path_facts;
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
@@ -11,7 +10,6 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use nix::sys::socket::{setsockopt, sockopt::Linger};
-use running::{LONGSPLICE, Pins, Running, connect, eventually};
 use serde_json::Value;
 use std::{
     io::{self, ErrorKind, Read, Write},

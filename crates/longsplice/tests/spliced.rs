@@ -1,13 +1,11 @@
 //! The program with its kernel path: every test needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, longsplice, round_trip};
 use longsplice_lab::{
     Family, Lab, Options, Shape, topology,
     traffic::{Script, connect as traffic_connect, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, longsplice, round_trip};
 use serde_json::Value;
 use std::{
     fs,

@@ -1,7 +1,6 @@
 //! Starts that fail or hang, with messages that say what to do; and the last lines of the log. None of these tests needs root.
 
-mod running;
-
+use crate::running::{LONGSPLICE, connect, eventually, longsplice, loopback_echo, round_trip};
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     sys::{
@@ -10,7 +9,6 @@ use nix::{
     },
     unistd::{Pid, mkfifo},
 };
-use running::{LONGSPLICE, connect, eventually, longsplice, loopback_echo, round_trip};
 use std::{
     fs::{self, File, OpenOptions},
     io::Read,

@@ -1,12 +1,10 @@
 //! S19: `--tap`, files of the traffic. Needs root and eBPF.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, echo, eventually, loopback_echo, round_trip};
 use longsplice_lab::{
     Family, Lab, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Pins, Running, echo, eventually, loopback_echo, round_trip};
 use serde_json::Value;
 use std::{
     fs,

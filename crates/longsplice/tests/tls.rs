@@ -1,13 +1,11 @@
 //! TLS by name and the PROXY protocol through the real program: curl and HAProxy on one side, nginx on the other. Needs root
 //! and eBPF, and fails without; Debian packages: curl, haproxy, nginx-light, openssl.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, eventually};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{fs, path::PathBuf, process::Command, time::Duration};

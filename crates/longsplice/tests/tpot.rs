@@ -1,11 +1,11 @@
 //! Translucent proxying through the real program: `longsplice tpot host` on the client's host, and a listener of
 //! `protocol = "tpot"` on its route. Needs root and eBPF.
 
-mod running;
-mod translucent;
-
+use crate::running::{LONGSPLICE, Pins, echo, eventually, round_trip};
+use crate::translucent::{
+    AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, service, stop,
+};
 use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, topology};
-use running::{LONGSPLICE, Pins, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
@@ -16,7 +16,6 @@ use std::{
     thread,
     time::Duration,
 };
-use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, service, stop};
 
 #[test]
 #[ignore = "root"]

@@ -1,18 +1,15 @@
 //! Reading inside of translucent connections: when the server is asked, what is refused, and a stop in between. Needs root and
 //! eBPF.
 
-mod running;
-mod translucent;
-
+use crate::running::{LONGSPLICE, Running, eventually};
+use crate::translucent::{PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners};
 use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, topology::SERVER};
-use running::{LONGSPLICE, Running, eventually};
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     process::Command,
 };
-use translucent::{PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners};
 
 /// A request in two parts.
 const REQUEST: [&[u8]; 2] = [b"GET / HTTP/1.1\r\nHo", b"st: a.test\r\nConnection: close\r\n\r\n"];

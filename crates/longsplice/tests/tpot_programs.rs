@@ -1,11 +1,9 @@
 //! Everyday programs through a translucent proxy, none of which knows of it: git over SSH and over its own protocol, iperf3,
 //! and a browser. Needs root and eBPF; Debian packages: chromium-headless-shell, git, iperf3, openssh.
 
-mod running;
-mod translucent;
-
+use crate::running::{Running, eventually};
+use crate::translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners};
 use longsplice_lab::{ChildGuard, Family, pattern, topology::SERVER};
-use running::{Running, eventually};
 use serde_json::Value;
 use std::{
     fs::{self, Permissions},
@@ -14,7 +12,6 @@ use std::{
     path::Path,
     process::Command,
 };
-use translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners};
 
 /// Runs a program of the client's host with a time limit. Returns its output.
 fn run(here: &Translucent, program: &[&str], variables: &[(&str, &str)]) -> String {

@@ -1,13 +1,11 @@
 //! A farm of translucent proxies through the real program: `longsplice tpot router`, and its members. Needs root and eBPF.
 
-mod running;
-mod translucent;
-
+use crate::running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
+use crate::translucent::{AT_ONCE, PATIENCE, PORT, Translucent, counter, host, listeners, service, stop, tunnels};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Options, Shape,
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, MEMBERS, SERVER},
 };
-use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::Value;
 use std::{
     collections::HashSet,
@@ -21,7 +19,6 @@ use std::{
     },
     thread,
 };
-use translucent::{AT_ONCE, PATIENCE, PORT, Translucent, counter, host, listeners, service, stop, tunnels};
 
 const CHECK: u16 = 9999;
 const TRUSTED: [&str; 4] = ["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"];

@@ -1,13 +1,11 @@
 //! S9: transparent connections through the real program (`protocol = "transparent"`). Needs root and eBPF.
 
-mod running;
-
+use crate::running::{self, LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,

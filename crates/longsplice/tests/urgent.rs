@@ -1,14 +1,12 @@
 //! Urgent data through the program, as sent by telnet and FTP (RFC 854, 959): each urgent byte is received at its position,
 //! however often the connection is spliced and unspliced meanwhile. Needs root and eBPF, and fails without.
 
-mod running;
-
+use crate::running::{LONGSPLICE, Pins, Running, eventually};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
     traffic::{Chunks, Marks, Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use std::time::Duration;
 

@@ -1,9 +1,7 @@
 //! The cache of a forward proxy, with servers on the loopback device that say exactly what a test wants, and no more often.
 
-mod proxying;
-
+use crate::proxying::{LIMIT, OPEN, Proxy, origin::Origin};
 use longsplice_proxy::CacheValues;
-use proxying::{LIMIT, OPEN, Proxy, origin::Origin};
 use std::{fs::OpenOptions, io::ErrorKind, os::unix::fs::FileExt, path::PathBuf, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

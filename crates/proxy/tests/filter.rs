@@ -1,8 +1,6 @@
 //! Rules on replies, with servers on the loopback device that say exactly what a test wants.
 
-mod proxying;
-
-use proxying::{LIMIT, OPEN, Proxy, member::Member, origin::Origin, undated};
+use crate::proxying::{LIMIT, OPEN, Proxy, member::Member, origin::Origin, undated};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -1,8 +1,6 @@
 //! The HTTP listener over real sockets on the loopback device, with servers that say exactly what a test wants.
 
-mod proxying;
-
-use proxying::{LIMIT, OPEN, Proxy, closed, origin::Origin, undated};
+use crate::proxying::{LIMIT, OPEN, Proxy, closed, origin::Origin, undated};
 use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

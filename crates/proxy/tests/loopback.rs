@@ -1,11 +1,9 @@
 //! The whole server over real sockets on the loopback device, where everything is copied: handshakes, refusals,
 //! limits, relayed bytes, and the line that each connection leaves in the access log.
 
-mod proxying;
-
+use crate::proxying::{LIMIT, OPEN, Proxy, closed};
 use longsplice_engine::{Refusal, Splicer};
 use longsplice_proxy::{Config, Server, StartError};
-use proxying::{LIMIT, OPEN, Proxy, closed};
 use serde_json::Value;
 use std::{io::ErrorKind, net::SocketAddr, path::Path, time::Duration};
 use tokio::{

@@ -1,10 +1,8 @@
 //! The PROXY protocol over real sockets on the loopback device: headers that come in pieces, what becomes of the
 //! addresses, and HAProxy on either side. Of Debian: haproxy, curl.
 
-mod proxying;
-
+use crate::proxying::{LIMIT, OPEN, Proxy, closed, member::Member};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use proxying::{LIMIT, OPEN, Proxy, closed, member::Member};
 use std::{io::ErrorKind, net::SocketAddr, os::fd::AsRawFd, process::Stdio};
 use tempfile::TempDir;
 use tokio::{

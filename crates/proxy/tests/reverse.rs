@@ -1,8 +1,6 @@
 //! An HTTP listener with routes, over real sockets on the loopback device, with servers that do what a test wants.
 
-mod proxying;
-
-use proxying::{LIMIT, Proxy, closed, member::Member, origin::Origin};
+use crate::proxying::{LIMIT, Proxy, closed, member::Member, origin::Origin};
 use std::{net::SocketAddr, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -1,10 +1,8 @@
 //! TLS by name, over real sockets on the loopback device: the ClientHellos of real clients, routes, refusals, and
 //! OpenSSL on either side. Of Debian: openssl, curl.
 
-mod proxying;
-
+use crate::proxying::{LIMIT, OPEN, Proxy, closed};
 use longsplice_proxy::tls::hello::{ClientHello, HELLO_MAX, Scan};
-use proxying::{LIMIT, OPEN, Proxy, closed};
 use serde_json::Value;
 use std::{net::SocketAddr, path::Path, process::Stdio};
 use tokio::{

@@ -1,6 +1,6 @@
 //! Answers of proxies that carry a MAC: single packets, whose MACs are those of another implementation of SipHash.
 
-use crate::packets::{DROP, Host, NEXT, PORT, SYN_ACK, USUAL, option, packet, unwrap};
+use super::packets::{DROP, Host, NEXT, PORT, SYN_ACK, USUAL, option, packet, unwrap};
 use longsplice_datapath::{Destinations, TpotKey, TpotOptions, model::siphash};
 use longsplice_lab::{Family, topology::SERVER};
 use longsplice_tests::packet::{Packet, flag, verify};

@@ -1,6 +1,6 @@
 //! What tshark shows of the option, with dist/longsplice-tpot.lua.
 
-use crate::packets::{SYN_ACK, USUAL, option, packet, wrap, wrap_in};
+use super::packets::{SYN_ACK, USUAL, option, packet, wrap, wrap_in};
 use longsplice_lab::{
     Family,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},

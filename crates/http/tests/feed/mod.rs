@@ -1,8 +1,5 @@
 //! Feeds a message in pieces, and formats the parsed result as one line.
 
-// Each test file uses only a part of this.
-#![allow(dead_code)]
-
 use longsplice_http::{Body, Form, Framing, Kind, Request, Response, Scan, Wrong};
 
 /// The sender of a message.

@@ -1,8 +1,5 @@
 //! A running longsplice and a peer, for tests from outside.
 
-// Each test file uses only a part of this.
-#![allow(dead_code)]
-
 use longsplice_lab::Namespace;
 use nix::{
     sys::signal::{Signal, kill},

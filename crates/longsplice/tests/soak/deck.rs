@@ -1,11 +1,11 @@
 //! Events in the network and in the program during the traffic: a deck of cards, shuffled repeatedly.
 
-use crate::{
+use super::{
     ledger::Harm,
     program::{Going, Means, Program},
-    running::Control,
     traffic::Traffic,
 };
+use crate::running::Control;
 use longsplice_lab::{Impair, Lab, LinkDirection, Namespace};
 use rand::{RngExt, rngs::SmallRng, seq::SliceRandom};
 use std::{

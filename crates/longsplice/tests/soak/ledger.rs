@@ -1,6 +1,6 @@
 //! Records the events, and checks whether each connection ended as it should.
 
-use crate::plan::{Kind, Plan};
+use super::plan::{Kind, Plan};
 use longsplice_lab::traffic::{Report, Role, StreamEnd, intact};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -1,11 +1,11 @@
 //! The program under test: starting and ending it, the commands sent to it, and the flows that are to outlive it.
 
-use crate::{
+use super::{
     ledger::{Harm, Ledger},
-    running::{Control, LONGSPLICE, Pins, Running, eventually},
     streams::{CROSSING, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
     web::{SITE, servers},
 };
+use crate::running::{Control, LONGSPLICE, Pins, Running, eventually};
 use longsplice_datapath::{Holdings, LegView, Tuple};
 use longsplice_lab::{Family, Lab, topology};
 use nix::sys::signal::Signal;

@@ -1,6 +1,6 @@
 //! Checked streams through each kind of listener, and their server.
 
-use crate::{
+use super::{
     ledger::Ledger,
     plan::{HANGS, Kind, Plan},
     traffic::Traffic,

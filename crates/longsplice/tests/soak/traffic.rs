@@ -1,6 +1,6 @@
 //! Starts and stops the traffic, and counts the activities that are left.
 
-use crate::ledger::Ledger;
+use super::ledger::Ledger;
 use std::{
     sync::{
         Arc,

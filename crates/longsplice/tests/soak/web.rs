@@ -1,6 +1,6 @@
 //! HTTP: requests with bodies whose every byte is known, over persistent connections.
 
-use crate::{plan::HANGS, streams::PROXY, traffic::Traffic};
+use super::{plan::HANGS, streams::PROXY, traffic::Traffic};
 use longsplice_lab::{
     Family, Lab, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},

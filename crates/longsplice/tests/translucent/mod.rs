@@ -1,8 +1,5 @@
 //! A lab whose forwarder is a translucent proxy, and whose client's host may ask for one.
 
-// Each test file uses only a part of this.
-#![allow(dead_code)]
-
 use crate::running::{self, LONGSPLICE, Pins, Running};
 use longsplice_lab::{ChildGuard, Lab, Namespace, Shape};
 use nix::sys::signal::Signal;

@@ -1,7 +1,6 @@
 //! A server with one listener on the loopback device, and its access log.
 
 // Each test file uses what it needs.
-#![allow(dead_code)]
 
 pub mod member;
 pub mod origin;

@@ -11,12 +11,11 @@ mod deck;
 mod ledger;
 mod plan;
 mod program;
-#[path = "../running/mod.rs"]
-mod running;
 mod streams;
 mod traffic;
 mod web;
 
+use crate::running::more_open;
 use deck::{Card, Stage};
 use ledger::Ledger;
 use longsplice_datapath::Holdings;
@@ -24,7 +23,6 @@ use longsplice_lab::{Family, Lab, Namespace, Options, Shape, process::wait_for, 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use program::{Going, Means, Program};
 use rand::{SeedableRng, rngs::SmallRng};
-use running::more_open;
 use std::{
     collections::BTreeSet,
     env,

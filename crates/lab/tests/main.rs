@@ -1,0 +1,5 @@
+//! All integration tests of this crate, a module for each subject.
+
+mod impairment;
+mod network;
+mod traffic;

@@ -1,0 +1,34 @@
+//! All integration tests of this crate, a module for each subject.
+
+mod ahead;
+mod cache;
+mod conntrack;
+mod detached;
+mod distance;
+mod ecn;
+mod endings;
+mod first;
+mod foreign;
+mod fragments;
+mod handles;
+mod interface;
+mod lifecycle;
+mod memory;
+mod messages;
+mod mtu;
+mod object;
+mod offloads;
+mod offpath;
+mod options;
+mod packets;
+mod paths;
+mod peer;
+mod plugged;
+mod records;
+mod scenarios;
+mod simulator;
+mod storm;
+mod takeover;
+mod tap;
+mod tpot;
+mod turnover;
