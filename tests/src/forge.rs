@@ -3,10 +3,13 @@
 
 use crate::packet::{ETHERNET, Packet, flag};
 use longsplice_engine::Splicer;
-use longsplice_lab::{Family, Lab, Namespace};
-use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, socket};
+use longsplice_lab::{Family, Lab, Namespace, process::wait_for};
+use nix::{
+    errno::Errno,
+    sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, socket},
+};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::{net::SocketAddr, os::fd::AsRawFd};
+use std::{net::SocketAddr, os::fd::AsRawFd, time::Duration};
 
 /// Payload of forged segments, in place of the server's data.
 pub const EVIL: [u8; 1200] = [0xee; 1200];
@@ -15,6 +18,15 @@ fn link(name: &str) -> LinkAddr {
     let all = nix::ifaddrs::getifaddrs().expect("interfaces");
     let found = all.filter(|i| i.interface_name == name).find_map(|i| i.address?.as_link_addr().copied());
     found.unwrap_or_else(|| panic!("{name} is an interface"))
+}
+
+/// Sends a frame by a packet socket. Waits while the queue of the receiving device is full, as it may be on a busy machine.
+pub fn send_frame(by: &impl AsRawFd, frame: &[u8]) {
+    let sent = || match send(by.as_raw_fd(), frame, MsgFlags::empty()) {
+        Err(Errno::ENOBUFS) => None,
+        sent => Some(sent),
+    };
+    assert_eq!(wait_for(Duration::from_secs(20), sent).expect("room in the queue"), Ok(frame.len()));
 }
 
 /// Sends [`EVIL`] with the address of `server` on the only connection to it, which is in forwarding mode: `beyond` bytes
@@ -39,7 +51,7 @@ pub fn forge(lab: &Lab, splicer: &Splicer, server: SocketAddr, beyond: u32, righ
     lab.server.run(|| {
         let s = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).expect("socket");
         bind(s.as_raw_fd(), &link("s0")).expect("bind");
-        assert_eq!(send(s.as_raw_fd(), &frame, MsgFlags::empty()), Ok(frame.len()));
+        send_frame(&s, &frame);
     });
 }
 

@@ -10,11 +10,12 @@ use longsplice_lab::{
 };
 use longsplice_tests::{
     Forwarder, by_hand,
+    forge::send_frame,
     packet::{Packet, cut, flag},
 };
 use nix::sys::{
     socket::{
-        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, setsockopt, socket,
         sockopt::ReceiveTimeout,
     },
     time::{TimeVal, TimeValLike},
@@ -95,7 +96,7 @@ impl Wire {
                 }
                 let long = packet.is_some_and(|p| p.payload.len() > 500);
                 if !long || !cut_now.load(Ordering::Relaxed) {
-                    send(to.as_raw_fd(), frame, MsgFlags::empty()).expect("sent");
+                    send_frame(&to, frame);
                     continue;
                 }
                 id += 1;
@@ -112,7 +113,7 @@ impl Wire {
                     }
                 }
                 for f in out {
-                    send(to.as_raw_fd(), &f, MsgFlags::empty()).expect("sent");
+                    send_frame(&to, &f);
                 }
             }
         });

@@ -9,10 +9,10 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use longsplice_tests::{
-    Forwarder, by_hand,
+    Forwarder, by_hand, forge,
     packet::{ETHERNET, Packet, flag, option},
 };
-use nix::sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, setsockopt, sockopt::TcpRepair};
+use nix::sys::socket::{self, AddressFamily, LinkAddr, SockFlag, SockType, setsockopt, sockopt::TcpRepair};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::{
     io::{Read, Write},
@@ -396,5 +396,5 @@ fn send_frame(frame: &[u8]) {
     let s =
         socket::socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None).expect("a packet socket: root");
     socket::bind(s.as_raw_fd(), &link("c0")).expect("bound");
-    socket::send(s.as_raw_fd(), frame, MsgFlags::empty()).expect("sent");
+    forge::send_frame(&s, frame);
 }

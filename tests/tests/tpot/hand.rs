@@ -14,9 +14,10 @@ use longsplice_lab::{
 };
 use longsplice_tests::{
     Forwarder, by_hand,
+    forge::send_frame,
     packet::{ETHERNET, Packet, cut, flag},
 };
-use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, socket};
+use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockType, bind, socket};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
@@ -98,7 +99,7 @@ impl Hand {
 
     fn send(&self, mut frame: Vec<u8>) {
         frame[..12].copy_from_slice(&self.macs.concat());
-        assert_eq!(send(self.wire.as_raw_fd(), &frame, MsgFlags::empty()), Ok(frame.len()));
+        send_frame(&self.wire, &frame);
     }
 
     pub(crate) fn plain(&self, p: &Packet) {

@@ -91,14 +91,18 @@ fn r49_the_server_comes_first() {
             let client = s.spawn(|| from_client(&lab, family));
             wait_for(PATIENCE, || (asker.verdict("asked") > 0).then_some(())).expect("it asks");
             let server = s.spawn(|| from_server(&lab, family));
-            let half_open = || lab.client.execute("ss", &["-tnH", "state", "syn-recv"]).expect("ss").contains(':');
-            wait_for(PATIENCE, || half_open().then_some(())).expect("the client answers the server's SYN");
+            // it does not stay half-open for long
+            let answered = ["-tnH", "state", "syn-recv", "state", "established"];
+            let has_answered = || lab.client.execute("ss", &answered).expect("ss").contains(':');
+            wait_for(PATIENCE, || has_answered().then_some(())).expect("the client answers the server's SYN");
             lab.forwarder.execute("nft", &["delete table inet late"]).expect("the rule is removed");
             [client, server].map(|t| t.join().expect("no panic").expect("connected")).into()
         });
         pass(&client, &server);
         pass(&server, &client);
-        assert!(asker.verdict("second-answer") > 0 && asker.verdict("opened") == 0);
+        wait_for(PATIENCE, || (asker.verdict("second-answer") > 0).then_some(()))
+            .expect("the proxy repeats its answer");
+        assert_eq!(asker.verdict("opened"), 0);
         assert!(f.splicer.flows().is_empty() && lab.forwarder.run(tpot_tunnels).expect("a table").is_empty());
         // the proxy takes nothing of it for its own
         SockRef::from(&server).set_linger(Some(Duration::ZERO)).expect("an option");
