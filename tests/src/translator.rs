@@ -133,9 +133,11 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     if reset && !syn && !proven && !in_window {
         return Fate::Dropped("bad-rst");
     }
-    // RFC 5961, 4 and 3. An RST below the receiver's next expected number would be
-    // ignored, but its sender may simply not have seen the latest acknowledgement yet.
-    if syn || (reset && !proven && distance(p.seq, expected) < 0) {
+    // RFC 5961, 4 and 3. An RST below the receiver's next expected number, or beyond a window that may be closed, would be
+    // ignored. But its sender may simply not have seen the latest acknowledgement yet, or the window has shrunk.
+    let sure = steps().take_while(|&s| s < reverse.room).last().unwrap_or(0) << reverse.scale_in;
+    let is_ignored = distance(p.seq, expected) < 0 || (distance(p.seq, expected) > sure.into() && sure <= 1);
+    if syn || (reset && !proven && is_ignored) {
         // Our probe is a keep-alive: one below the number that the other
         // host expects (RFC 9293, 3.8.4), which it answers with an ACK.
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
@@ -152,8 +154,7 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         reverse.dead |= proven;
         // Beyond its window the receiver would ignore the RST; within the window it sends
         // a challenge ACK; at the edge the RST may be in order by the time it arrives.
-        let sure = steps().take_while(|&s| s < reverse.room).last().unwrap_or(0) << reverse.scale_in;
-        if distance(p.seq, expected) > sure.into() && (proven || sure > 1) {
+        if distance(p.seq, expected) > sure.into() {
             p.seq = if proven { expected } else { expected.wrapping_add(sure - 1) };
         }
     } else {

@@ -65,18 +65,16 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	return 1;
 }
 
-/* The rest of unproven_reset(), for the leg where the copy leaves. The other host would ignore an RST outside of its window. A
- * late one is not moved into the window, where old hosts accept any RST: a keep-alive (RFC 9293, 3.8.4) takes its place, and
- * the host answers that. */
+/* The rest of unproven_reset(), for the leg where the copy leaves. The other host would ignore an RST outside of its window, and
+ * after forwarding mode its edge is not known (edge_in is an upper limit then). Old hosts accept any RST within. So unless the
+ * RST is in order for it, a keep-alive (RFC 9293, 3.8.4) takes its place, and the host answers that. */
 INLINE void ask_other(const struct leg *o, struct plan *p)
 {
-	if (before(p->f.seq, o->ack_in)) {
+	if (p->f.seq != o->ack_in) {
 		p->f.seq = o->ack_in - 1;
 		p->f.flags = TH_ACK;
 		if (o->flags & LEG_TS)
 			stamp(&p->f, o->tsval_out, o->tsval_in);
-	} else if (after(p->f.seq, o->edge_in) && o->edge_in - o->ack_in > 1) {
-		p->f.seq = o->edge_in - 1;
 	}
 	p->f.ack = o->ack_out;
 }

@@ -102,19 +102,21 @@ INLINE int path_in_window(union path_word w, const struct path *rev, const struc
 	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* + 1: a keep-alive (RFC 9293, 3.8.4) */
 }
 
-/* The sequence number for a forwarded RST, in the sender's numbers. The receiver may lack the bytes before the RST, and would
- * ignore it beyond its window, which is at least `room`. So an RST in order gets the number that the receiver expects. Any
- * other gets the last number before the edge, which the receiver challenges. The edge itself would be in order for a receiver
- * that has received everything up to there. */
-INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
+/* Find the sequence number for a forwarded RST, in the sender's numbers. The receiver may lack the bytes before the RST, and
+ * would ignore it beyond its window, which is larger than `room`. So an RST in order gets the number that the receiver expects.
+ * Any other gets the last number before the edge, which the receiver challenges. The edge itself would be in order for a receiver
+ * that has received everything up to there. Returns 0 if the receiver would ignore the RST, since it is beyond it or may have no
+ * window, and has to be asked instead (path_ask()). */
+INLINE int path_reset_at(const struct path *rev, __u32 seq, int in_order, __u32 *at)
 {
 	union path_acked a = path_acked(rev);
 	__u32 code = (a.via & VIA_ROOM) >> VIA_ROOM_SHIFT, expected = a.max_ack + rev->ack_add;
-	__u32 room = code ? room_of(code - 1) << (a.scales & 15) : 0;
+	__s32 room = code ? room_of(code - 1) << (a.scales & 15) : 0, ahead = seq - expected;
 
-	if ((__s32)(seq - expected) <= (__s32)room)
-		return seq;
-	return in_order ? expected : room > 1 ? expected + room - 1 : seq;
+	if (!in_order && (ahead < 0 || (ahead > room && room <= 1)))
+		return 0;
+	*at = ahead <= room ? seq : in_order ? expected : expected + room - 1;
+	return 1;
 }
 
 /* Plan a keep-alive (RFC 9293, 3.8.4) for the receiver of p's segments. Its answer carries its current numbers to the sender.
@@ -376,6 +378,7 @@ INLINE enum step path_reset(struct path *p, struct path *rev, union path_word w,
 			    struct plan *plan)
 {
 	int in_order = path_reset_in_order(rev, w, s);
+	__u32 at;
 
 	if (in_order) {
 		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);
@@ -388,11 +391,11 @@ INLINE enum step path_reset(struct path *p, struct path *rev, union path_word w,
 		}
 		if (l)
 			__sync_fetch_and_or(&l->flags, LEG_PROBE);
-		if (before(s->seq, path_expected(rev)))
-			return STEP_ASK;
 	}
+	if (!path_reset_at(rev, s->seq, in_order, &at))
+		return STEP_ASK;
 	path_edit(p, w, s, &plan->f);
-	plan->f.seq = path_reset_at(rev, s->seq, in_order) + p->seq_add;
+	plan->f.seq = at + p->seq_add;
 	return STEP_ON;
 }
 

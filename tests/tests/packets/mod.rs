@@ -481,6 +481,7 @@ const CASES: &[Case] = &[
     ("a hole, no ACK flag", |_| (), |p| (p.seq, p.flags) = (p.seq + 100, flag::PSH)),
     ("RST in the window", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + 100)),
     ("RST that is late", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq - 100)),
+    ("RST, hardly any window", |f| f.down.room = 8, |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + 5)),
     ("RST at the right edge", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + (1024 << 7))),
     ("RST beyond it", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + (1024 << 7) + 1)),
     ("FIN without ACK", |_| (), |p| p.flags = flag::FIN),

@@ -51,8 +51,8 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
     });
 }
 
-/// Before a commit both sockets are muted, so the other host sends the challenge
-/// ACK. It is shown a reset within its window; it would ignore a late one.
+/// Before a commit both sockets are muted, so the other host sends the challenge ACK. It would ignore a reset that is late, or
+/// beyond its window, which is not known exactly after forwarding mode: a keep-alive asks it.
 #[test]
 #[ignore = "root"]
 fn a_reset_is_asked_about_where_sockets_are_muted() {
@@ -61,7 +61,7 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
             let f = Flow::new(v6);
             let keep_alive = Some((flag::ACK, u32::MAX));
             for (seq, want) in [
-                (1, Some((flag::RST, 1))),
+                (1, keep_alive),
                 (0u32.wrapping_sub(1), keep_alive),
                 (0u32.wrapping_sub(LARGEST), keep_alive),
                 (0u32.wrapping_sub(LARGEST + 1), None),
