@@ -30,13 +30,17 @@ INLINE __u64 silent_for(const struct leg *l, __u64 now)
  * queue segments for seconds. Clocks that tick less often than every millisecond seem to fall behind by no more than this. */
 #define LONGEST_QUEUE 8192
 
-/* Update the offset of the host's clock. The segment that was delayed least tells it best, and yields the highest value. */
+/* Update the offset of the host's clock. The segment that was delayed least tells it best, and yields the highest value. A clock
+ * that ticks less often is followed at that distance: the segment that shows how far it has fallen behind may be one from a
+ * queue. */
 INLINE void compare_clocks(struct leg *l, __u32 tsval, __u64 now)
 {
-	__u32 offset = tsval - (__u32)(now / NS_PER_MS);
+	__u32 offset = tsval - (__u32)(now / NS_PER_MS), behind = l->clock_in - offset;
 
-	if (l->clock_in - offset > LONGEST_QUEUE) /* higher, or far off: the clock has jumped, or there is no offset yet */
+	if (behind > 2 * LONGEST_QUEUE) /* higher, or far off: the clock has jumped, or there is no offset yet */
 		l->clock_in = offset;
+	else if (behind > LONGEST_QUEUE)
+		l->clock_in = offset + LONGEST_QUEUE;
 }
 
 /* Has the host not been heard for half a round of its clock? In forwarding mode, it is not. At 1 kHz, half round is 24.8 days. */
