@@ -71,7 +71,8 @@ pub struct Outcome {
     pub detours: u32,
     /// Segments sent by the attacker.
     pub forged: u32,
-    /// Segments that a host rejected because of their timestamps, though no clock ticks faster than every millisecond.
+    /// Segments that a host rejected because of their timestamps, though no clock ticks faster than every millisecond, and nobody
+    /// was silent for days.
     pub outdated: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
@@ -188,7 +189,10 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
     w.go();
     w.judge_reset();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
-    if w.hosts.iter().all(|h| h.style.tick >= MS) {
+    // The data path expects clocks to tick every millisecond. If it has not heard one for days, a switch may expect days too much,
+    // and a few of them in a row half a round. Then a host drops what looks old, and its answer corrects that (tsval_reached()).
+    let are_known = w.hosts.client.slept < 24 * 3_600_000 * MS;
+    if are_known && w.hosts.iter().all(|h| h.style.tick >= MS) {
         let old = |h: &Tcp| h.ignored.iter().find(|i| i.0 == tcp::Ignored::Paws).map_or(0, |i| i.1);
         w.out.outdated = w.hosts.iter().map(old).sum();
     }
@@ -386,6 +390,7 @@ impl World {
         let w = self.weather;
         if to_host {
             self.judge_rules(side, &p);
+            self.note_data(side, true, &p);
         }
         self.marks.pass(&mut p);
         if !self.pass_detour(side, to_host, &mut p) || self.rng.random_bool(w.loss) {
@@ -707,6 +712,7 @@ impl World {
         if events & (EVENT_TRIGGERED | EVENT_LIMIT_REACHED) != 0 {
             self.relay.triggered();
         }
+        self.note_data(from, false, p);
         self.hold(from, p, events);
         self.judge_marks(from, p, &fate);
         self.judge_excess(from, p, &fate, events);

@@ -12,7 +12,7 @@ use longsplice_engine::{
     core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Why, orphan},
 };
 use rand::{RngExt, rngs::SmallRng};
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 const PATH_ENDS: u16 = PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD;
 /// Longer than any run.
@@ -137,6 +137,8 @@ pub struct Relay {
     pub taken_back: u32,
     /// A socket was reset before the flow was forwarded.
     pub failure: Option<Failure>,
+    /// Positions of the bytes from each host that were forwarded past the sockets last.
+    pub forwarded: Pair<Range<u64>>,
     /// The path entries, as they were when new connections replaced the flow's.
     pub replaced: Option<Pair<PathView>>,
     /// The process has died, and all data in flight must arrive nevertheless.
@@ -185,6 +187,7 @@ impl Relay {
             short: 0,
             taken_back: 0,
             failure: None,
+            forwarded: Pair::default(),
             replaced: None,
             goes_on: false,
             log: Vec::new(),
@@ -595,6 +598,11 @@ impl Relay {
         self.say(|| format!("unsplice {g:?}"));
         let at = g.switched();
         self.holding = Pair::both(false);
+        if let Ok(at) = &at {
+            for from in Side::BOTH.into_iter().filter(|from| at.was_forwarded[*from]) {
+                self.forwarded[from] = self.at[from].consumed..at.bound64(from);
+            }
+        }
         if let Ok(at) = &at
             && (at.flags.client | at.flags.server) & LegFlags::RESET == 0
         {
