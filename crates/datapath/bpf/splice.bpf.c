@@ -603,6 +603,17 @@ static __always_inline int is_passed_on(struct __sk_buff *skb)
 	return sk && sk->protocol == IPPROTO_RAW;
 }
 
+/* Is the segment from the socket of an earlier connection with the same addresses, which is about to be closed? While two hosts
+ * shake hands, user space passes on all that they say, and the socket that it makes has nothing to say yet. It may be closed,
+ * however, once the server has answered; is_of_earlier() tells its RST from others. The numbers of an earlier connection must
+ * not get into the record: the server would hear acknowledgements of what it has not sent, and would ignore all segments. */
+static __always_inline int is_stray(struct __sk_buff *skb, const struct leg *l, const struct seg *s)
+{
+	if (!(l->flags & LEG_END_TO_END) || is_passed_on(skb))
+		return 0;
+	return l->flags & LEG_SYN || (!(s->flags & TH_RST) && is_opening(l));
+}
+
 __noinline int slow_egress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -628,11 +639,12 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		}
 		return TCX_NEXT;
 	}
+	if (is_stray(skb, l, &sc->s))
+		return drop(V_LOCAL_MUTED);
 	/* An RST while our SYN is unanswered: the host has answered the SYN with the numbers of an earlier connection of this
-	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. If the hosts shake
-	 * hands, it has no socket yet: the segment is one that user space passes on, or is from the socket of an earlier one. */
+	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. */
 	if (l->flags & LEG_SYN)
-		return l->flags & LEG_END_TO_END && !is_passed_on(skb) ? drop(V_LOCAL_MUTED) : TCX_NEXT;
+		return TCX_NEXT;
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED && is_switching(l)) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);

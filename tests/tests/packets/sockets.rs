@@ -102,6 +102,42 @@ fn a_syn_removes_no_foreign_leg() {
     });
 }
 
+/// A client may use its port again while the socket of its last connection is being closed. That socket's numbers must not get into
+/// the record of the new server's leg, whose own socket has nothing to say before the client has completed the handshake.
+#[test]
+#[ignore = "root"]
+fn what_the_socket_of_an_earlier_connection_says_is_not_passed_on() {
+    bench(64, |b| {
+        for v6 in SAME {
+            let f = Flow::new(v6);
+            let mut leg = control_leg(&f, b, [0; 3]);
+            leg.flags |= FOREIGN;
+            leg.peer = testing::key(&f.server);
+            for has_client in [false, true] {
+                testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+                if has_client {
+                    testing::put_leg(&b.datapath, &f.server, &leg).expect("leg");
+                }
+                let before = format!("{:?}", testing::get_leg(&b.datapath, &f.client).expect("leg"));
+                for flags in [flag::ACK, flag::ACK | flag::FIN, flag::ACK | flag::PSH] {
+                    let mut p = Packet::new(f.client.local, f.client.remote);
+                    if v6.client {
+                        (p.id, p.fragment) = (0, 0);
+                    }
+                    (p.flags, p.seq, p.ack) = (flags, f.up.max_ack + 3, f.up.end + 80_000);
+                    p.payload = vec![1; if flags & flag::PSH != 0 { 10 } else { 0 }];
+                    let o = b.run(true, &p.frame(), TestContext::default());
+                    let want = if has_client { (NEXT, &["local-out"][..]) } else { (MUTE, &["local-muted"][..]) };
+                    assert_eq!((o.code, &o.verdicts[..]), want, "{v6:?}, flags {flags:#x}, client: {has_client}");
+                }
+                let after = format!("{:?}", testing::get_leg(&b.datapath, &f.client).expect("leg"));
+                assert_eq!(before == after, !has_client, "{v6:?}");
+            }
+            b.datapath.forget(&f.server);
+        }
+    });
+}
+
 /// The urgent byte keeps its position, whatever numbers a copy is sent with, and
 /// is announced to each receiver of the byte. Offsets are relative to the bound.
 #[test]
