@@ -1,5 +1,5 @@
 //! Transparent connections: the hosts know nothing of the forwarder, which does not have their addresses.
-use longsplice_datapath::{LegFlags, PathFlags, Tuple};
+use longsplice_datapath::{LegFlags, PathFlags, Tuple, set_transparent};
 use longsplice_engine::{Command, EndReason, Ended, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
@@ -599,5 +599,39 @@ fn a_client_that_comes_again_before_the_answer_is_served() {
         let ours = converse(stream, &script);
         intact(&ours, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         assert_eq!(f.ended(1)[0].how, EndReason::Closed, "{family:?}");
+    }
+}
+
+/// A socket of an earlier connection takes the segments for its addresses until it is closed, however long that takes. A client that
+/// completed its handshake meanwhile would be heard by nobody.
+#[test]
+#[ignore = "root"]
+fn no_handshake_completes_before_the_sockets_of_an_earlier_connection_are_closed() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let (client, to) = (CLIENT.port(family, 40_003), SERVER.port(family, PORT));
+        let earlier = lab.forwarder.run(|| {
+            let s = Socket::new(Domain::for_address(client), Type::STREAM, None).expect("socket");
+            set_transparent(&s, client.is_ipv6()).expect("an address that is not ours");
+            s.set_reuse_address(true).expect("option");
+            setsockopt(&s, TcpRepair, &1).expect("repair mode"); // it is connected, and closed, silently
+            s.bind(&client.into()).expect("bound");
+            s.connect(&to.into()).expect("connected");
+            s
+        });
+        let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
+        let script = Script { local: Some(client), ..Script::opener(1).bytes(1000) };
+        let ours = lab.client.spawn({
+            let script = script.clone();
+            move || connect(to, &script).map(|stream| converse(stream, &script))
+        });
+        let again = || lab.server.counter("TcpExt", "TCPSynRetrans").filter(|n| *n >= 4);
+        wait_for(PATIENCE, again).unwrap_or_else(|| panic!("the server answers again: {:?}", f.verdicts()));
+        assert!(!ours.is_finished(), "nobody would hear the client");
+        drop(earlier);
+        let client = ours.join().expect("client").expect("connected");
+        intact(&client, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!(f.ended(1)[0].splices, 1, "{family:?}");
     }
 }

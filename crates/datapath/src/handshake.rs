@@ -1,7 +1,7 @@
 //! Handshakes between hosts, end to end (bpf/handshake.h): passing their segments on, and sockets for both sides.
 
 use crate::{
-    Connection, Datapath, ExpectError, ExpectedLeg, LegFlags, Pair, Repair, Tuple, abi,
+    Connection, Datapath, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, Repair, Tuple, abi,
     events::poll_ring,
     hold::{held_packet, returning_socket},
     maps::from_bytes,
@@ -200,7 +200,7 @@ impl Handshake {
         Some(complete(ip, tcp))
     }
 
-    /// Returns the IP packet by which the destination of a SYN refuses it (RFC 9293, 3.10.7.1).
+    /// Returns the IP packet by which its destination refuses the segment (RFC 9293, 3.10.7.1).
     fn refusal(&self) -> Vec<u8> {
         let v6 = !self.leg.is_v4();
         let mut ip = if v6 { self.raw.ip.to_vec() } else { self.raw.ip[..20].to_vec() };
@@ -211,8 +211,13 @@ impl Handshake {
         let mut tcp = vec![0; 20];
         tcp[..2].copy_from_slice(&self.raw.tcp[2..4]);
         tcp[2..4].copy_from_slice(&self.raw.tcp[..2]);
-        tcp[8..12].copy_from_slice(&self.seq().wrapping_add(1).to_be_bytes());
-        tcp[12..14].copy_from_slice(&[5 << 4, RST | ACK]);
+        if self.segment == Some(Segment::Syn) {
+            tcp[8..12].copy_from_slice(&self.seq().wrapping_add(1).to_be_bytes());
+            tcp[12..14].copy_from_slice(&[5 << 4, RST | ACK]);
+        } else {
+            tcp[4..8].copy_from_slice(&self.ack().to_be_bytes());
+            tcp[12..14].copy_from_slice(&[5 << 4, RST]);
+        }
         complete(ip, tcp)
     }
 }
@@ -277,11 +282,11 @@ impl HandshakeSender {
         Ok(())
     }
 
-    /// Refuses a client's SYN in the name of its destination. A failure needs no report: the client sends its SYN again.
-    pub fn refuse(&self, syn: &Handshake) -> io::Result<()> {
-        let mut to = syn.leg.remote;
+    /// Refuses a client's segment in the name of its destination. A failure needs no report: the client sends it again.
+    pub fn refuse(&self, segment: &Handshake) -> io::Result<()> {
+        let mut to = segment.leg.remote;
         to.set_port(0);
-        sendto(self.raw.as_raw_fd(), &syn.refusal(), &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
+        sendto(self.raw.as_raw_fd(), &segment.refusal(), &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
         Ok(())
     }
 
@@ -350,6 +355,12 @@ impl Datapath {
         self.conntrack.open_flow(legs, Pair::new(scales, (scales.1, scales.0)));
     }
 
+    /// Returns whether the client of the server's leg has completed its handshake, like `has_client` of bpf/handshake.h.
+    pub fn has_client(&self, server: &Tuple) -> bool {
+        let has = |l: LegView| l.flags & LegFlags::RESTORED != 0 || self.leg(&Tuple::from_abi(&l.raw.peer)).is_some();
+        self.leg(server).is_some_and(has)
+    }
+
     /// Returns whether a segment of this client that acknowledges `ack` has passed before its SYN was answered.
     pub fn has_passed(&self, client: &Tuple, ack: u32) -> bool {
         self.maps.acknowledged(client) == Some(ack)
@@ -376,7 +387,7 @@ pub fn established_sockets(syn: &Handshake, answer: &Handshake, foreign: bool) -
     let wscale = offer.wscale.zip(accepted.wscale);
     const MOST_UNSCALED: u32 = 65535;
     let make = |side: &Handshake, other: &Handshake, mss, wscale, tsval: Option<u32>| {
-        let s = restore_instead(&Restore {
+        restore_instead(&Restore {
             local: side.leg.local,
             remote: side.leg.remote,
             next_out: other.seq().wrapping_add(1),
@@ -388,14 +399,14 @@ pub fn established_sockets(syn: &Handshake, answer: &Handshake, foreign: bool) -
             sack: offer.sack && accepted.sack,
             tsval: tsval.map(|t| t.wrapping_sub(BEHIND)),
             foreign,
-        })?;
-        Repair::Off.set(&s)?;
-        Ok::<_, io::Error>(s)
+        })
     };
     let stamps = offer.tsval.zip(accepted.tsval);
     let client = make(syn, answer, offer.mss, wscale, stamps.map(|s| s.1))?;
     let wscale = wscale.map(|(client, server)| (server, client));
     let server = make(answer, syn, accepted.mss, wscale, stamps.map(|s| s.0))?;
+    // there are both: a socket that is closed sooner has not said anything to its host
+    [&client, &server].into_iter().try_for_each(|s| Repair::Off.set(s))?;
     Ok(Pair { client, server })
 }
 
@@ -453,6 +464,22 @@ mod tests {
         let p = s.packet(&onward(&s)).expect("it has far to go");
         assert_eq!(&p[40..], &[1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 4, 2, 1, 1, 1, 1]);
         assert_eq!((p[32], p[33]), (0x90, SYN));
+    }
+
+    #[test]
+    fn refused_in_the_name_of_the_destination() {
+        let mut s = syn(&[]);
+        let refused = |s: &Handshake| {
+            let p = s.refusal();
+            assert_eq!((&p[12..20], &p[20..24]), (&[192, 0, 2, 2, 192, 0, 2, 1][..], &[0, 80, 3, 232][..]));
+            assert_eq!(fold(sum(&p[12..]) + 20 + 6), 0xffff, "the checksum is right");
+            let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| p[at + i]));
+            (word(24), word(28), p[33])
+        };
+        assert_eq!(refused(&s), (0, 8, RST | ACK));
+        s.raw.tcp[8..12].copy_from_slice(&9u32.to_be_bytes());
+        s.raw.tcp[13] = ACK;
+        assert_eq!(refused(&Handshake::new(s.raw)), (9, 0, RST), "exactly what the client expects next");
     }
 
     #[test]

@@ -105,6 +105,13 @@ struct HalfOpen {
     answer: Option<Answer>,
 }
 
+impl HalfOpen {
+    /// Returns whether the client's segment acknowledges the server's answer to its SYN, and not that to an earlier one.
+    fn is_completed_by(&self, ack: &Handshake) -> bool {
+        self.answer.as_ref().is_some_and(|answer| ack.ack() == answer.segment.seq().wrapping_add(1))
+    }
+}
+
 /// Counters of connections that were not opened from host to host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -312,10 +319,10 @@ impl Handshakes {
         }
     }
 
-    /// Refuses a client's SYN in the name of its destination.
-    pub fn refuse(&self, syn: &Handshake) {
-        if let Some(Err(error)) = self.sender(&syn.leg).map(|sender| sender.refuse(syn)) {
-            tracing::debug!(?syn, %error, "not refused; it will come again");
+    /// Refuses a client's segment in the name of its destination.
+    pub fn refuse(&self, segment: &Handshake) {
+        if let Some(Err(error)) = self.sender(&segment.leg).map(|sender| sender.refuse(segment)) {
+            tracing::debug!(?segment, %error, "not refused; it will come again");
         }
     }
 
@@ -371,9 +378,13 @@ impl Handshakes {
         let kind = EndToEnd { foreign: true, waits: self.holds(&client) };
         match expect(engine, d, &server, &client, kind) {
             Ok(server) => self.begin(engine, syn, server, true),
-            // It cannot go on without us while sockets of an earlier connection would take its segments. The places that this
-            // one has left are free in a second.
-            Err(ExpectError::Full { .. }) if [&client, &server].into_iter().any(is_claimed) => self.put_off(syn, since),
+            // It cannot go on without us while sockets of an earlier connection would take its segments. In a table with much
+            // room, only the places of this four-tuple are taken: those that earlier connections have left, free in a second.
+            Err(ExpectError::Full { .. })
+                if has_much_room(engine, d) || [&client, &server].into_iter().any(is_claimed) =>
+            {
+                self.put_off(syn, since);
+            }
             Err(ExpectError::Full { .. }) => self.let_go(d, &syn, &server),
             Err(ExpectError::Taken) => self.put_off(syn, since),
             Err(error) => tracing::debug!(?client, %error, "no answer"),
@@ -447,7 +458,9 @@ impl Handshakes {
 
     /// `since`: when the SYN-ACK arrived.
     fn answered(&mut self, engine: &Arc<Engine>, d: &Datapath, answer: Handshake, since: Instant) {
-        let Some(client) = self.clients.get(&answer.leg).copied() else { return self.answered_late(d, &answer) };
+        let Some(client) = self.clients.get(&answer.leg).copied() else {
+            return self.answered_late(engine, d, &answer);
+        };
         // a repeated SYN-ACK: the client has not received it, or its answer was lost
         let is_repeated = |half: &HalfOpen| half.answer.as_ref().is_some_and(|first| first.segment.repeats(&answer));
         if self.half.get(&client).is_some_and(is_repeated) {
@@ -472,10 +485,8 @@ impl Handshakes {
                 half.answer = Some(made);
                 self.pass_on(&answer, &client);
             }
-            // the sockets of an earlier connection are about to be closed
-            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && since.elapsed() < LATE => {
-                self.put_off(answer, since);
-            }
+            // The sockets of an earlier connection are about to be closed. Until then, they would take its segments.
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => self.put_off(answer, since),
             Err(error) => {
                 tracing::warn!(leg = ?answer.leg, %error, "no sockets for a handshake between hosts");
                 let (syn, foreign) = (half.syn, half.foreign);
@@ -489,21 +500,29 @@ impl Handshakes {
         }
     }
 
-    /// Handles the answer to a SYN that was given up just before, or that an earlier process has passed on.
-    fn answered_late(&self, d: &Datapath, answer: &Handshake) {
+    /// Handles the answer to a SYN that was given up just before, or that an earlier process has passed on. It may also be the
+    /// second answer to the SYN of a connection that is open by now, which nothing must happen to.
+    fn answered_late(&self, engine: &Engine, d: &Datapath, answer: &Handshake) {
+        let server = answer.connection();
         if may_be_ours(answer.leg.local.ip()) {
-            d.forget(answer.connection()); // the stack resets the server when it answers again
-        } else {
+            if !d.has_client(&answer.leg) {
+                d.forget(server); // the stack resets the server when it answers again
+            }
+        } else if engine.present(&answer.leg) != Some(server) {
             self.pass_on(answer, &mirrored(&answer.leg));
         }
+        // Otherwise the client would complete a handshake that nobody knows. It sends its SYN again, and that begins another one.
     }
 
     /// Handles a reset: the server refuses the connection, or the client gives it up.
     fn refused(&mut self, d: &Datapath, h: &Handshake) {
         if let Some(half) = self.half.get(&h.leg) {
-            self.pass_on(h, &half.server.leg);
-            // otherwise, the client resets an earlier connection
-            if h.seq() == half.syn.seq().wrapping_add(1) {
+            // otherwise the client resets an earlier connection, which only a server that has not accepted this one can have
+            let is_of_this = h.seq() == half.syn.seq().wrapping_add(1);
+            if is_of_this || half.answer.is_none() {
+                self.pass_on(h, &half.server.leg);
+            }
+            if is_of_this {
                 self.abandon(d, &h.leg);
             }
         } else if let Some(client) = self.asked_by(h) {
@@ -517,14 +536,18 @@ impl Handshakes {
     fn opened(&mut self, d: &Datapath, ack: &Handshake) {
         // The server still has an earlier connection from this port. The client
         // resets that one when it sees this segment, and then repeats its SYN.
-        if let Some(client) = self.clients.get(&ack.leg)
-            && self.half.get(client).is_some_and(|half| half.answer.is_none())
-        {
-            return self.pass_on(ack, client);
+        if let Some(client) = self.clients.get(&ack.leg) {
+            if self.half.get(client).is_some_and(|half| half.answer.is_none()) {
+                self.pass_on(ack, client);
+            }
+            return; // or it has accepted meanwhile
         }
         let client = ack.leg;
+        if !self.half.get(&client).is_some_and(|half| half.is_completed_by(ack)) {
+            return self.desert(d, ack);
+        }
         let Some(HalfOpen { answer: Some(Answer { sockets, first, .. }), server, .. }) = self.remove(&client) else {
-            return d.forget(ack.connection()); // given up just before
+            return;
         };
         self.pass_on(ack, &server.leg);
         let opened = Opened { legs: Pair::new(client, server.leg), sockets, first };
@@ -536,6 +559,16 @@ impl Handshakes {
             reset(sockets);
             d.forget_flow([ack.connection(), server]);
         }
+    }
+
+    /// Handles a client's acknowledgement of a handshake that was given up just before, or that an earlier process has begun:
+    /// there are no sockets for it. The client is told, as it would wait for ever.
+    fn desert(&self, d: &Datapath, ack: &Handshake) {
+        if self.acceptor(ack.leg.local).is_none() {
+            return; // a server challenges the SYN of a connection that is open or given up by now
+        }
+        d.forget(ack.connection());
+        self.refuse(ack);
     }
 
     /// Gives up half-open connections that are too old. Looks once a second.
@@ -576,6 +609,11 @@ impl Handshakes {
         half.answer.into_iter().for_each(|answer| reset(answer.sockets));
         d.forget(half.server);
     }
+}
+
+/// Returns whether live flows take less than half of the table.
+fn has_much_room(engine: &Engine, d: &Datapath) -> bool {
+    engine.live() < d.max_flows() as usize / 2
 }
 
 /// Number of source ports to try before a client is left to its listening socket.
