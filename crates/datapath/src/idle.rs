@@ -23,6 +23,11 @@ impl IdleEntry {
         self.flags & (LegFlags::TRACKED | LegFlags::PAIRED | LegFlags::END_TO_END) == LegFlags::TRACKED
     }
 
+    /// Returns the connection that has the entry.
+    pub fn connection(&self) -> Connection {
+        Connection { leg: self.leg, generation: self.generation }
+    }
+
     /// Returns whether this is the same connection as one found before.
     pub fn is(&self, before: &IdleEntry) -> bool {
         (self.leg, self.generation, self.flags == 0) == (before.leg, before.generation, before.flags == 0)

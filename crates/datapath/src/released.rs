@@ -173,11 +173,12 @@ impl Datapath {
 
     /// Resets the leg's host if it does not know that its connection is over, and no socket is left to inform it. Returns false
     /// if it knows. Otherwise call it again, at growing intervals: segments may be lost, or a socket may not get through.
-    pub fn reset_deserted(&self, leg: &Tuple) -> io::Result<bool> {
+    pub fn reset_deserted(&self, connection: impl Into<Connection>) -> io::Result<bool> {
         // A socket closed during a switch does not know all bytes that were forwarded, so the host cannot accept its FIN.
         let is_ahead = |l: LegView| l.phase_out != Phase::Local || l.flags & LegFlags::AHEAD != 0;
-        let is_deaf = self.leg(leg).is_some_and(is_ahead);
-        match self.reset_host(leg, if is_deaf { restore_instead } else { restore }) {
+        let connection = connection.into();
+        let is_deaf = self.leg(&connection.leg).is_some_and(is_ahead);
+        match self.reset_host(&connection, if is_deaf { restore_instead } else { restore }) {
             Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(true), // there is a socket
             told => told,
         }
@@ -187,7 +188,7 @@ impl Datapath {
     /// if it has answered, so that the handshake can start again. Returns false if a process holds its socket.
     pub fn forget_unopened(&self, leg: &Tuple) -> bool {
         let entry = self.idle_entry(leg);
-        match self.reset_host(leg, restore_instead) {
+        match self.reset_host(&entry.connection(), restore_instead) {
             Ok(_) => self.sweep(&entry),
             Err(error) => {
                 tracing::debug!(?leg, %error, "what is left of a handshake stays");
@@ -196,9 +197,14 @@ impl Datapath {
         }
     }
 
-    fn reset_host(&self, leg: &Tuple, restore: fn(&Restore) -> io::Result<OwnedFd>) -> io::Result<bool> {
+    fn reset_host(&self, connection: &Connection, restore: fn(&Restore) -> io::Result<OwnedFd>) -> io::Result<bool> {
         const TOLD: u32 = LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
+        let Connection { leg, generation } = connection;
         let Some(LegView { raw: l, flags, .. }) = self.leg(leg) else { return Ok(false) };
+        // In this order: the record is that of the connection. Its numbers mean nothing to the host of a later one.
+        if *generation != Connection::ANY && self.generation(leg) != Some(*generation) {
+            return Ok(false);
+        }
         // For an address that is not ours, the stack does not answer segments that arrive after our FIN.
         let is_answered = flags & LegFlags::FOREIGN == 0 || flags & LegFlags::FIN_IN != 0;
         if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || (flags & TOLD == TOLD && is_answered) {
@@ -250,7 +256,7 @@ impl Datapath {
         let mut reset = |(leg, record): &(Tuple, LegView)| {
             // after a switch, a socket's segments are useless without the leg's record
             let restore = if record.flags & LegFlags::PAIRED != 0 { restore_instead } else { restore };
-            if let Err(error) = self.reset_host(leg, restore) {
+            if let Err(error) = self.reset_host(&leg.into(), restore) {
                 (all.failed, all.error) = (all.failed + 1, Some(error));
             }
         };

@@ -49,8 +49,7 @@ impl Dead {
     fn tell(&mut self, d: &Datapath) {
         self.next = Instant::now() + self.pause;
         let leg = &self.entry.leg;
-        let is_another = !d.idle_entry(leg).is(&self.entry);
-        let told = if is_another { Ok(false) } else { d.reset_deserted(leg) };
+        let told = d.reset_deserted(self.entry.connection());
         match told {
             Ok(may_not_know) => (self.told, self.pause) = (!may_not_know, 2 * self.pause),
             Err(_) => self.pause = LOOK,

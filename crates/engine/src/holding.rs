@@ -1,7 +1,11 @@
 //! Segments of one flow that are held, and the thread that reads them: under the hold policy while the flow drains
 //! ([`Holding`]), and between two hosts' handshake and the first splice ([`FirstData`]).
 
-use crate::{engine::Engine, holder::Holder, sync::lock};
+use crate::{
+    engine::Engine,
+    holder::{Hold, Holder},
+    sync::lock,
+};
 use longsplice_datapath::{Pair, Side, Tuple};
 use std::{
     io,
@@ -29,6 +33,7 @@ pub(crate) fn prepare(engine: &Arc<Engine>) -> io::Result<()> {
 pub(crate) struct Holding {
     engine: Arc<Engine>,
     legs: Pair<Tuple>,
+    hold: Hold,
 }
 
 impl Holding {
@@ -37,9 +42,8 @@ impl Holding {
         prepare(engine).inspect_err(
             |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
         )?;
-        let holding = Holding { engine: engine.clone(), legs };
-        holding.holder().begin(legs);
-        Ok(holding)
+        let hold = lock(&engine.holder).begin(legs);
+        Ok(Holding { engine: engine.clone(), legs, hold })
     }
 
     fn holder(&self) -> MutexGuard<'_, Holder> {
@@ -49,7 +53,7 @@ impl Holding {
     /// Stops holding the segments from one host.
     pub fn let_go(&self, from: Side) {
         if let Some(d) = self.engine.datapath() {
-            self.holder().let_go(d, &self.legs[from]);
+            self.holder().let_go(d, &self.legs[from], self.hold);
         }
     }
 }
@@ -79,8 +83,10 @@ impl FirstData {
             return;
         }
         let legs = self.held.legs.each_ref();
+        // those of the next connection from the same port may wait already
+        let are_of_this = legs.iter().any(|leg| self.held.holder().has(leg, self.held.hold));
         // held segments that are sent on do not wait again, so an error costs time only
-        if let Some(Err(error)) = self.held.engine.datapath().map(|d| d.decided(legs)) {
+        if let Some(Err(error)) = self.held.engine.datapath().filter(|_| are_of_this).map(|d| d.decided(legs)) {
             tracing::warn!(?legs, %error, "the data of two hosts takes a detour");
         }
         Side::BOTH.into_iter().for_each(|from| self.held.let_go(from));

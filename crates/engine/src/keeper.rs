@@ -15,7 +15,7 @@ use crate::{
     sweeper::Sweeper,
     types::Command,
 };
-use longsplice_datapath::{Connection, Event as Told, EventKind, Events, Tuple, monotonic};
+use longsplice_datapath::{Connection, Event as Told, EventKind, Events, monotonic};
 use std::{
     sync::{Arc, MutexGuard, mpsc},
     time::{Duration, Instant},
@@ -107,7 +107,7 @@ impl Keeper {
         let connection = Connection { leg: event.leg, generation: event.generation };
         let Some(flow) = self.engine.flow_of(&connection) else {
             return if event.kind == EventKind::Deserted {
-                self.reset_again(&event.leg)
+                self.reset_again(&connection)
             };
         };
         if event.more {
@@ -120,9 +120,9 @@ impl Keeper {
     }
 
     /// Resets a host that has missed the reset of its connection.
-    fn reset_again(&self, leg: &Tuple) {
-        if let Some(Err(error)) = self.engine.datapath().map(|d| d.reset_deserted(leg)) {
-            tracing::warn!(?leg, %error, "its host was not told that its connection is over");
+    fn reset_again(&self, connection: &Connection) {
+        if let Some(Err(error)) = self.engine.datapath().map(|d| d.reset_deserted(*connection)) {
+            tracing::warn!(?connection, %error, "its host was not told that its connection is over");
         }
     }
 

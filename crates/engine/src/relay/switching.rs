@@ -9,8 +9,8 @@ use crate::{
     types::Trigger,
 };
 use longsplice_datapath::{
-    Commit, CommitOptions, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched,
-    Tuple, monotonic,
+    Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError,
+    Switched, Tuple, monotonic,
 };
 use std::time::Duration;
 
@@ -172,6 +172,7 @@ impl Relay {
     }
 
     fn looked(&mut self, at: Result<Box<Switched>, SwitchError>) -> Event {
+        let at = at.map_err(|error| self.named(error));
         at.iter().for_each(|at| self.let_go(at));
         self.seen = at.clone().ok();
         Event::Looked(at)
@@ -219,6 +220,15 @@ impl Relay {
         }
     }
 
+    /// Returns the error of a switch, or that it is another connection by now: its first record is gone a moment before its entry.
+    fn named(&self, error: SwitchError) -> SwitchError {
+        let is_there = |connection: &Connection| self.engine.present(&connection.leg).as_ref() == Some(connection);
+        match error {
+            SwitchError::Untracked if !self.flow().connections().iter().all(is_there) => SwitchError::Other,
+            error => error,
+        }
+    }
+
     /// Takes the flow back to control mode, from a drain or from forwarding mode.
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
         self.legs.iter_mut().for_each(Leg::relax);
@@ -234,7 +244,7 @@ impl Relay {
         if let Some(away) = away.filter(|away| *away > TRACKED) {
             d.renew_parked(tuples.each_ref(), away);
         }
-        let at = d.unsplice(self.flow().connections());
+        let at = d.unsplice(self.flow().connections()).map_err(|error| self.named(error));
         match &at {
             Ok(at) => {
                 if is_back {
@@ -249,6 +259,7 @@ impl Relay {
                 }
                 tracing::debug!(flow = self.flow().id, ?at, "unspliced");
             }
+            Err(error @ SwitchError::Other) => tracing::debug!(flow = self.flow().id, %error, "not unspliced"),
             Err(error) => tracing::warn!(flow = self.flow().id, %error, "unsplice"),
         }
         Event::Unspliced { at: at.map(Box::new), client_reset }
