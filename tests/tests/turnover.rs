@@ -283,9 +283,10 @@ fn clients_come(
     let again = lab.client.counter("TcpExt", "TCPSynRetrans").expect("counter");
     let most = most_again.map(|n| (CLIENTS * times / n) as u64);
     assert!(most.is_none_or(|most| again < most), "{again} SYNs were sent again: {:?}", f.verdicts());
-    // a four-tuple has 64 places, and each rests for a grace period or two; for a second, most connections would find none
+    // A four-tuple has 64 places, and each rests for a grace period or two; for a second, most connections would find none. On a
+    // busy machine, grace periods are longer, and a SYN that waits for a place counts each time it looks for one.
     let full = f.verdict("table-full");
-    assert!(full < (CLIENTS * times / 4) as u64, "{full} found no place: {:?}", f.verdicts());
+    assert!(full < (CLIENTS * times / 20) as u64, "{full} found no place: {:?}", f.verdicts());
 }
 
 #[test]
