@@ -390,7 +390,7 @@ impl World {
         let w = self.weather;
         if to_host {
             self.judge_rules(side, &p);
-            self.note_data(side, true, &p);
+            self.note_data(side, true, &p, p.data.len() as u32);
         }
         self.marks.pass(&mut p);
         if !self.pass_detour(side, to_host, &mut p) || self.rng.random_bool(w.loss) {
@@ -712,7 +712,11 @@ impl World {
         if events & (EVENT_TRIGGERED | EVENT_LIMIT_REACHED) != 0 {
             self.relay.triggered();
         }
-        self.note_data(from, false, p);
+        if let Fate::Sent { local, forwarded, plain } = &fate {
+            let len = p.data.len() as u32;
+            let kept = [local, forwarded].into_iter().flatten().map(|copy| copy.keep).max().unwrap_or(0);
+            self.note_data(from, false, p, if *plain { len } else { kept.min(len) });
+        }
         self.hold(from, p, events);
         self.judge_marks(from, p, &fate);
         self.judge_excess(from, p, &fate, events);

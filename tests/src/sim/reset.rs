@@ -69,11 +69,12 @@ impl World {
         }
     }
 
-    /// Notes the data of a segment that comes from a host, or leaves for it.
-    pub(super) fn note_data(&mut self, host: Side, leaves: bool, p: &Packet) {
-        let Some(r) = self.reset.as_mut().filter(|_| !p.data.is_empty()) else { return };
+    /// Notes the data of a segment from a host that a copy passes on, or of one that leaves for it. A copy that cannot be cut to its
+    /// part is dropped (`is_straddle()`), as if it were lost on the way.
+    pub(super) fn note_data(&mut self, host: Side, leaves: bool, p: &Packet, kept: u32) {
+        let Some(r) = self.reset.as_mut().filter(|_| kept > 0) else { return };
         let all = if leaves { &mut r.left[host] } else { &mut r.came[host] };
-        all.push(p.seq..p.seq.wrapping_add(p.data.len() as u32));
+        all.push(p.seq..p.seq.wrapping_add(kept));
     }
 
     /// Whether a byte from this host, which its receiver lacks, has never come to us, or has reached the receiver in vain: it has
