@@ -246,7 +246,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			woken = 1;
 		}
 	}
-	if (o && is_half_frozen(l, o))
+	if (o && is_half_switched(l, o))
 		return RETRY;
 	sc->s.socket_known = 0;
 	if (may_be_behind(l))

@@ -179,7 +179,7 @@ again:
 		wake_both(l, o, &m->path[i], &m->path[!i], m->now);
 		woken = 1;
 	}
-	if (is_half_frozen(l, o)) {
+	if (is_half_switched(l, o)) {
 		out->dropped = V_STALE_CPU;
 		return;
 	}
