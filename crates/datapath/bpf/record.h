@@ -7,8 +7,8 @@
 #include "path.h"
 #include "reset.h"
 
-/* Is a freeze, or a way back from forwarding mode, under way on another processor, which has changed l and not yet o? The numbers of
- * a record that was not woken up (LEG_SPLICED) are those of the commit, and gigabytes may have passed since. */
+/* Is a freeze, or a way back from forwarding mode, under way on another processor, which has changed l and not yet o? The numbers
+ * of a record that was not woken up (LEG_SPLICED) are those of the commit, and gigabytes may have passed since. */
 INLINE int is_half_switched(const struct leg *l, const struct leg *o)
 {
 	if (l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL)
