@@ -47,8 +47,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process in the forwarder of a lab. The calling test's
-    /// file must contain a test named `process` that calls [`serve`].
+    /// Starts a process in the forwarder of a lab. The root of the
+    /// test program must contain a test named `process` that calls [`serve`].
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: &str) -> Process {
         Process::with_role(&lab.forwarder, &format!("{listen} {target} {policy}"))
     }

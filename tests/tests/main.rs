@@ -32,3 +32,9 @@ mod takeover;
 mod tap;
 mod tpot;
 mod turnover;
+
+/// The processes that tests start ([`longsplice_tests::process`]).
+#[test]
+fn process() {
+    longsplice_tests::process::serve();
+}

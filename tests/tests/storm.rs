@@ -244,12 +244,6 @@ fn while_the_wire_changes() {
     }
 }
 
-/// The process that is killed.
-#[test]
-fn process() {
-    process::serve();
-}
-
 /// Clients, each of which opens one connection after another.
 const CLIENTS: u16 = 8;
 /// The first port of the first client, and the number of ports per client.

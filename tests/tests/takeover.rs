@@ -18,12 +18,6 @@ use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, tim
 /// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The other process.
-#[test]
-fn process() {
-    process::serve();
-}
-
 struct Place {
     lab: Lab,
     front: SocketAddr,

@@ -519,6 +519,7 @@ impl Core {
                 return Action::Look;
             }
             Event::Told | Event::Timer => return Action::Look,
+            Event::Measured(facts) => return self.settles_after_reset(cx, &facts),
             _ => return Action::Wait,
         };
         let reset = at.flags.map(|flags| flags & LegFlags::RESET != 0);
@@ -530,13 +531,9 @@ impl Core {
             return self.end(cx, EndReason::MessageRelayed);
         }
         if was_reset(&at) {
-            // nobody sends again what the receiver has not got by then
+            // only the sockets send again what the receiver has not got
             self.failed = Some(if reset.client { Side::Client } else { Side::Server });
-            let control = self.control_mut();
-            control.until = control.until.min(cx.now + control::CLOSING);
-            if cx.now >= control.until {
-                return self.end(cx, reset_by(&at));
-            }
+            return Action::Measure;
         }
         self.look_again(cx, EndReason::Idle)
     }

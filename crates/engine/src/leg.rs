@@ -77,6 +77,8 @@ pub struct Leg {
     buffered: Option<usize>,
     /// Whether the socket sends keep-alive probes; see [`Leg::keep_alive`].
     keeps_alive: bool,
+    /// Whether the host has reset the connection while the flow was switching. The socket may not know.
+    pub(crate) was_reset: bool,
     /// Tells the connection from others with the same addresses; see [`Leg::connection`].
     generation: OnceLock<u32>,
     /// Why the leg can never be spliced: the data path does not track it.
@@ -129,6 +131,7 @@ impl Leg {
             held_back: false,
             buffered: None,
             keeps_alive: false,
+            was_reset: false,
             generation: OnceLock::new(),
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
@@ -342,7 +345,10 @@ impl Leg {
     /// far as the runtime knows. The next read may still have to wait.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.first.iter().for_each(|first| first.release());
-        self.socket()?.poll_readable(cx)
+        match self.socket()?.poll_readable(cx) {
+            Poll::Pending if self.was_reset => Poll::Ready(Ok(())),
+            readable => readable,
+        }
     }
 
     /// Waits until the host has sent data, or has ended.
@@ -579,6 +585,7 @@ impl Parked {
             held_back: false,
             buffered: None,
             keeps_alive: false,
+            was_reset: false,
             generation: generation.into(),
             refusal: OnceLock::new(),
             tap,
@@ -631,7 +638,17 @@ impl Leg {
         let room = buf.remaining() > 0;
         let urgent = match self.if_idle(|s| read_now(s, buf))? {
             Some(urgent) => urgent,
-            None => ready!(open(&mut self.socket)?.poll_read(cx, buf))?,
+            None => {
+                let socket = open(&mut self.socket)?;
+                match socket.poll_read(cx, buf) {
+                    // the runtime may not know yet what has arrived; nothing more comes
+                    Poll::Pending if self.was_reset => match read_now(socket.get(), buf) {
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::ConnectionReset.into()),
+                        read => read,
+                    },
+                    read => ready!(read),
+                }?
+            }
         };
         let n = buf.filled().len() - before;
         if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {

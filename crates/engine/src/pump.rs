@@ -72,7 +72,7 @@ impl Hand {
             if self.wants_pipe && stream.copied >= PIPE_FROM {
                 (self.pipe, self.wants_pipe) = (Pipe::new().ok(), false);
             }
-            if let Some(p) = self.pipe.as_mut().filter(|_| !stream.discards()) {
+            if let Some(p) = self.pipe.as_mut().filter(|_| !stream.discards() && !from.was_reset) {
                 let room = if stream.is_draining() { room.min(BUFFER) } else { room };
                 if let Some(n) = ready!(p.fill(cx, from, room)).map_err(Broken::Read)? {
                     stream.took(n);

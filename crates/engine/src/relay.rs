@@ -280,6 +280,7 @@ impl Relay {
             }
         }
         self.legs.iter_mut().for_each(Leg::relax); // they may go back to the caller
+        self.core.failed().into_iter().for_each(|side| self.legs[side].was_reset = true);
         let ended = self.ended(how);
         self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
         // no socket is left that could inform the hosts of a released flow

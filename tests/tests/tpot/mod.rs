@@ -40,12 +40,6 @@ const BYTES: u64 = 5_000_000;
 /// Longer than any retransmission takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The process that is killed.
-#[test]
-fn process() {
-    longsplice_tests::process::serve();
-}
-
 /// All addresses of a family, at the port of the tests.
 fn everywhere(family: Family) -> Destinations {
     longsplice_tests::everywhere(SERVER.port(family, PORT))

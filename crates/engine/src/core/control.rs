@@ -48,8 +48,11 @@ const FIT_TRIES: u32 = 4;
 const FIT_STEP: u64 = 32 * 1024;
 /// Time until the next look whether a host has acknowledged all that it is to get before a reset.
 const RESET_AGAIN: Duration = Duration::from_millis(1);
-/// Time limit for the acknowledgement of bytes that were forwarded before their sender reset the connection.
+/// Time limit for what may be under way when a host has reset its connection: segments that the reset has overtaken, and the
+/// acknowledgement of forwarded bytes, which nobody sends again. If the other socket has bytes to deliver, too, it may first
+/// have to send those before them again.
 const UNDER_WAY: Duration = Duration::from_secs(1);
+const UNDER_WAY_BEHIND: Duration = Duration::from_secs(5);
 /// Time limit for the acknowledgement of FINs that were forwarded past the sockets, and of bytes before a reset.
 pub(super) const CLOSING: Duration = crate::lingering::LINGER;
 
@@ -73,7 +76,7 @@ pub(super) struct Control {
     began: (Pair<u64>, Time),
     /// Round-trip time of the whole path, and the rates before the splice in bytes per second, if the flow is to be watched.
     watch: Option<(Duration, Pair<u64>)>,
-    /// Number of copied bytes at the last count, and the time when bytes last moved.
+    /// Number of copied bytes at the last count, and the time when bytes last moved. Later, of bytes that are not acknowledged.
     moved: (u64, Time),
     /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
     counts: bool,
@@ -289,9 +292,9 @@ impl Core {
         let control = self.control_mut();
         if let Some(side) = failed.filter(|_| cx.now >= control.until) {
             if control.streams[side].in_hand == 0 {
-                return self.finish(cx); // its socket has said nothing for too long
+                return self.finish(cx); // all that its socket had is passed on, but it does not report the reset
             }
-            control.until = cx.now + CLOSING;
+            control.until = cx.now + UNDER_WAY;
         }
         if cx.now >= control.tick_at {
             control.counts = control.copied() != control.moved.0;
@@ -673,7 +676,7 @@ impl Core {
         self.stay = true;
         let control = self.control_mut();
         (control.enough, control.again, control.approach) = (u64::MAX, None, None);
-        control.until = cx.now + CLOSING;
+        control.until = cx.now + UNDER_WAY;
         let Pair { client, server } = &mut control.streams;
         let (from, to) = if side == Side::Client { (client, server) } else { (server, client) };
         from.message.get_or_insert(u64::MAX); // its end is not passed on
@@ -685,39 +688,62 @@ impl Core {
     /// discard what its socket still holds.
     fn resets(&mut self, cx: &mut Context<'_>) -> Action {
         self.state = State::Resetting;
-        let control = self.control_mut();
-        (control.moved, control.until) = ((u64::MAX, cx.now), cx.now + CLOSING);
+        self.control_mut().moved = (u64::MAX, cx.now);
         Action::Measure
     }
 
     pub(super) fn on_resetting(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let Some(side) = self.failed else { return self.end(cx, EndReason::Stopped) };
-        let facts = match event {
-            Event::Measured(facts) => facts,
-            Event::Timer => return Action::Measure,
-            Event::Looked(Ok(at)) if at.phase[side] == Phase::ToLocal => {
-                return self.look_again(cx, EndReason::reset_by(side));
+        let is_forwarded = match event {
+            Event::Measured(facts) => {
+                self.note_outstanding(cx, side, &facts);
+                if cx.at[side].shimmed {
+                    return Action::Look;
+                }
+                false
             }
-            Event::Looked(_) => return self.end(cx, EndReason::reset_by(side)),
+            Event::Looked(at) => at.is_ok_and(|at| at.phase[side] == Phase::ToLocal),
+            Event::Timer => return Action::Measure,
             Event::Failed(other) if other != side => return self.end(cx, EndReason::reset_by(side)),
             Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
             _ => return Action::Wait,
         };
-        let left = u64::from(facts[side.other()].outstanding);
+        self.awaits_acknowledgement(cx, side, is_forwarded)
+    }
+
+    /// The message has passed, but the host on this side has reset its connection before the other one has acknowledged what
+    /// was forwarded.
+    pub(super) fn settles_after_reset(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
+        let Some(side) = self.failed else { return Action::Wait };
+        self.note_outstanding(cx, side, facts);
+        self.awaits_acknowledgement(cx, side, true)
+    }
+
+    /// Notes how much of what the other socket has sent is not acknowledged.
+    fn note_outstanding(&mut self, cx: &Context<'_>, failed: Side, facts: &Pair<PathFacts>) {
+        let left = u64::from(facts[failed.other()].outstanding);
         let control = self.control_mut();
-        if left == 0 && cx.at[side].shimmed {
-            // what was forwarded last may still be under way, but nobody sends it again
-            control.until = control.until.min(cx.now + UNDER_WAY);
-            return Action::Look;
-        }
-        if left == 0 || cx.now >= control.until {
-            return self.end(cx, EndReason::reset_by(side));
-        }
         if left < control.moved.0 {
-            (control.moved, control.until) = ((left, cx.now), cx.now + CLOSING);
+            control.moved = (left, cx.now);
+        }
+    }
+
+    /// Waits as long as the other host may yet acknowledge what came from the one that has failed. `is_forwarded`: it lacks bytes
+    /// that were forwarded, and which fitted its window.
+    fn awaits_acknowledgement(&mut self, cx: &mut Context<'_>, failed: Side, is_forwarded: bool) -> Action {
+        let control = self.control_mut();
+        let (left, moved) = control.moved;
+        let patience = match (is_forwarded, left) {
+            (false, 0) => Duration::ZERO,
+            (false, _) => CLOSING,
+            (true, 0) => UNDER_WAY,
+            (true, _) => UNDER_WAY_BEHIND,
+        };
+        if cx.now >= moved + patience {
+            return self.end(cx, EndReason::reset_by(failed));
         }
         // soon at first, then more rarely
-        control.look_at = cx.now + (cx.now.saturating_sub(control.moved.1) / 4).clamp(RESET_AGAIN, LOOK_EVERY);
+        control.look_at = cx.now + (cx.now.saturating_sub(moved) / 4).clamp(RESET_AGAIN, LOOK_EVERY);
         Action::Wait
     }
 
@@ -737,7 +763,7 @@ impl Core {
         };
         self.state = state;
         let control = self.control_mut();
-        (control.heard, control.until) = (false, cx.now + patience);
+        (control.heard, control.moved, control.until) = (false, (u64::MAX, cx.now), cx.now + patience);
         Action::Look
     }
 }

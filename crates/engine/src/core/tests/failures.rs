@@ -3,8 +3,13 @@
 use super::*;
 use crate::types::Message;
 
-fn outstanding(bytes: u32) -> Event {
+pub(super) fn outstanding(bytes: u32) -> Event {
     Event::Measured(Pair::both(PathFacts { outstanding: bytes, ..PathFacts::default() }))
+}
+
+/// The client has not acknowledged what was forwarded from the server.
+fn still_forwarded() -> Event {
+    Event::Looked(Ok(Box::new(Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..Switched::default() })))
 }
 
 fn next(flow: &Flow, from: Side) -> Next {
@@ -39,19 +44,22 @@ fn last_bytes_go_on(flow: &mut Flow) {
     flow.at.server.took(0); // the socket reports a failure only once, and then the end of the stream
     assert_eq!(next(flow, Side::Server), Next::Done, "the client is shown no end");
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
-    assert!(matches!(flow.on(outstanding(1000)), Action::Wait));
-    assert!(flow.core.copies() && flow.core.timer() > Some(flow.now));
-    assert!(matches!(flow.on(Event::Timer), Action::Measure));
-    if flow.at.client.shimmed {
-        assert!(matches!(flow.on(outstanding(0)), Action::Look), "of what was forwarded, some may be under way");
-        let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..Switched::default() };
-        assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Wait));
+    if !flow.at.client.shimmed {
+        assert!(matches!(flow.on(outstanding(1000)), Action::Wait));
+        assert!(flow.core.copies() && flow.core.timer() > Some(flow.now));
         assert!(matches!(flow.on(Event::Timer), Action::Measure));
-        assert!(matches!(flow.on(outstanding(0)), Action::Look));
-        ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::ServerReset, false);
-    } else {
         ends(&flow.on(outstanding(0)), EndReason::ServerReset, false);
+        return assert_eq!(flow.shown.copied.server, 1000);
     }
+    // of what was forwarded, some may be under way
+    for left in [1000, 0] {
+        assert!(matches!(flow.on(outstanding(left)), Action::Look));
+        assert!(matches!(flow.on(still_forwarded()), Action::Wait));
+        assert!(flow.core.copies() && flow.core.timer() > Some(flow.now));
+        assert!(matches!(flow.on(Event::Timer), Action::Measure));
+    }
+    assert!(matches!(flow.on(outstanding(0)), Action::Look));
+    ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::ServerReset, false);
     assert_eq!(flow.shown.copied.server, 1000);
 }
 
@@ -193,5 +201,27 @@ fn more_than_the_message_is_reported() {
         flow.on(Event::Attended(true));
         ends(&flow.on(Event::Copied), EndReason::MessageRelayed, false);
         assert_eq!(flow.core.has_excess(), excess);
+    }
+}
+
+/// Bytes that were forwarded are lost, and their sender is gone: nobody sends them again, and what the socket has sent after them
+/// is not acknowledged either.
+#[test]
+fn forwarded_bytes_that_are_lost_do_not_delay_a_reset_for_long() {
+    for (left, most) in [(0, 1), (1000, 5)] {
+        let mut flow = copying();
+        flow.at.client.shimmed = true;
+        flow.at.server.shimmed = true;
+        flow.on(Event::Failed(Side::Server));
+        flow.at.server.took(0);
+        assert!(matches!(flow.on(Event::Copied), Action::Measure));
+        let began = flow.now;
+        while flow.now < began + Duration::from_secs(most) {
+            assert!(matches!(flow.on(outstanding(left)), Action::Look));
+            assert!(matches!(flow.on(still_forwarded()), Action::Wait));
+            flow.now += Duration::from_millis(100);
+        }
+        assert!(matches!(flow.on(outstanding(left)), Action::Look));
+        ends(&flow.on(still_forwarded()), EndReason::ServerReset, false);
     }
 }

@@ -77,10 +77,18 @@ fn a_message_ends_without_its_connections() {
     ends(&settling().on(reset(Phase::Local, Pair::both(one))), EndReason::ServerReset, false);
     // what was forwarded has arrived, whatever becomes of its sender
     ends(&settling().on(reset(Phase::Local, Pair::new(by_sender, 0))), EndReason::MessageRelayed, false);
-    let mut flow = settling();
-    assert!(matches!(flow.on(reset(Phase::ToLocal, Pair::new(by_sender, 0))), Action::Wait), "it may still arrive");
-    flow.now += crate::lingering::LINGER;
-    ends(&flow.on(reset(Phase::ToLocal, Pair::new(by_sender, 0))), EndReason::ClientReset, false);
+    for (left, most) in [(0, 1), (1000, 5)] {
+        let mut flow = settling();
+        let began = flow.now;
+        while flow.now < began + Duration::from_secs(most) {
+            assert!(matches!(flow.on(reset(Phase::ToLocal, Pair::new(by_sender, 0))), Action::Measure));
+            assert!(matches!(flow.on(failures::outstanding(left)), Action::Wait), "it may still arrive");
+            assert!(flow.core.timer() > Some(flow.now));
+            flow.now += Duration::from_millis(100);
+        }
+        flow.on(reset(Phase::ToLocal, Pair::new(by_sender, 0)));
+        ends(&flow.on(failures::outstanding(left)), EndReason::ClientReset, false);
+    }
     let mut flow = settling();
     flow.now += flow.policy.idle_limit;
     let at = Switched { phase: Pair::both(Phase::ToLocal), ..Switched::default() };
