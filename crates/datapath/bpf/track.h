@@ -326,7 +326,9 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		/* Report any RST until the server has answered: the server may have an earlier connection of this port, which
 		 * the client resets. Afterwards, only one in order. */
 		if (known && known->opts_in & OPT_END_TO_END && (!known->iss || sc->s.seq == known->irs + 1)) {
-			report_handshake(skb);
+			/* The handshake is over. The client's next SYN must not overtake this RST on its way through user space. */
+			if (report_handshake(skb) && is_between_hosts(known))
+				known->iss = 0;
 			return 2;
 		}
 	}

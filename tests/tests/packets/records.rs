@@ -2,6 +2,7 @@
 
 use super::{sockets::spliced_legs, *};
 use longsplice_datapath::{ExpectError, ExpectedLeg, IdleEntry, IdleWalk};
+use std::net::{TcpListener, TcpStream};
 
 fn client(v6: bool, port: u16) -> Tuple {
     let mut t = Flow::new(Pair::both(v6)).client;
@@ -15,16 +16,17 @@ fn server(v6: bool, port: u16) -> Tuple {
     t
 }
 
+fn segment([from, to]: [SocketAddr; 2], flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+    let mut p = Packet::new(from, to);
+    if from.is_ipv6() {
+        (p.id, p.fragment) = (0, 0);
+    }
+    (p.flags, p.seq, p.ack) = (flags, seq, ack);
+    p.frame()
+}
+
 /// A handshake between a client and a listener of ours, with these initial numbers.
 fn shake_hands(b: &Bench, t: &Tuple, [irs, iss]: [u32; 2]) -> Outcome {
-    let segment = |[from, to]: [SocketAddr; 2], flags, seq, ack| {
-        let mut p = Packet::new(from, to);
-        if from.is_ipv6() {
-            (p.id, p.fragment) = (0, 0);
-        }
-        (p.flags, p.seq, p.ack) = (flags, seq, ack);
-        p.frame()
-    };
     let (to_us, from_us) = ([t.remote, t.local], [t.local, t.remote]);
     assert_eq!(b.ingress(&segment(to_us, flag::SYN, irs, 0)).code, NEXT);
     let answer = segment(from_us, flag::SYN | flag::ACK, iss, irs + 1);
@@ -154,6 +156,36 @@ fn who_comes_again_after_the_end_leaves_no_record() {
             assert_eq!(b.ingress(&syn.frame()).code, NEXT, "the stack answers it");
             let left = [&f.client, &f.server].map(|t| (b.datapath.path(t).is_some(), b.datapath.leg(t).is_some()));
             assert_eq!(left, [(false, false); 2], "v6 {v6:?}");
+        }
+    });
+}
+
+/// The handshake of a transparent connection is answered and has sockets, and then its client resets it and comes again: user
+/// space gets the RST and the SYN in this order. A SYN that the kernel routes would reach the server first, which would refuse it.
+#[test]
+#[ignore = "root"]
+fn no_syn_overtakes_the_reset_of_an_answered_handshake() {
+    bench(64, |b| {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).expect("listen");
+            let server = listener.local_addr().expect("address");
+            let socket = TcpStream::connect(server).expect("connect");
+            let client = socket.local_addr().expect("address");
+            let (to_server, to_client) = ([client, server], [server, client]);
+            b.datapath.listen_foreign(server, false).expect("listen");
+            let says = |flags, seq| {
+                let o = b.ingress(&segment(to_server, flags, seq, 0));
+                (o.code, o.verdicts)
+            };
+            let (heard, routed) = ((DROP, vec!["handshake"]), (NEXT, vec!["passed-by"]));
+            assert_eq!(says(flag::SYN, 100), heard, "{at}");
+            let answer = segment(to_client, flag::SYN | flag::ACK, 200, 101);
+            assert_eq!(b.run(true, &answer, TestContext::default()).code, NEXT);
+            assert_eq!(says(flag::SYN, 300), routed, "it may be forged: {at}");
+            assert_eq!(says(flag::RST, 102), routed, "so may this: {at}");
+            assert_eq!(says(flag::SYN, 300), routed, "{at}");
+            assert_eq!(says(flag::RST, 101), heard, "{at}");
+            assert_eq!(says(flag::SYN, 300), heard, "{at}");
         }
     });
 }
