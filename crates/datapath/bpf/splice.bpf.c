@@ -125,8 +125,14 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
 	    (l->flags & LEG_RESET || is_over(l) ||
 	     (in_control(l) && (!sc->end_to_end || listened(sc)) && !has_live_socket(skb, sc)))) {
-		o = l->flags & LEG_PAIRED && is_switching(l) ? bpf_map_lookup_elem(&legs, &sc->other) : NULL;
-		return begin_anew(skb, o && is_paired(o, &sc->t));
+		o = l->flags & LEG_PAIRED && !in_control(l) ? bpf_map_lookup_elem(&legs, &sc->other) : NULL;
+		if (o && !is_paired(o, &sc->t))
+			o = NULL;
+		/* During a drain, what this host has sent before its end may still be on its way through the socket and the
+		 * process. Until the other host has it, the flow is not over. The SYN comes again. */
+		if (o && !is_over(o) && !(o->flags & LEG_RESET))
+			return drop(V_SYN);
+		return begin_anew(skb, !!o);
 	}
 	/* Until user space has created the socket, the kernel would answer with a reset. */
 	if (sc->end_to_end && sc->s.flags & TH_SYN && !has_socket(skb, sc))

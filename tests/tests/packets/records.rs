@@ -160,6 +160,37 @@ fn who_comes_again_after_the_end_leaves_no_record() {
     });
 }
 
+/// A client's connection is over, or was reset, while the socket and the process still hold what it has sent before: only when
+/// the server has that, and the end, may its next connection take the place of the flow.
+#[test]
+#[ignore = "root"]
+fn who_comes_again_in_a_drain_waits_until_the_other_host_has_all() {
+    const CLOSED: u32 = LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
+    bench(64, |b| {
+        for (v6, client) in FAMILIES.into_iter().flat_map(|v6| [(v6, CLOSED), (v6, LegFlags::RESET)]) {
+            for (server, is_over) in
+                [(0, false), (LegFlags::FIN_IN | LegFlags::FIN_OUT, false), (CLOSED, true), (LegFlags::RESET, true)]
+            {
+                let f = Flow::new(v6);
+                spliced_legs(&f, b, 0);
+                for (t, flags) in [(&f.client, client), (&f.server, server)] {
+                    testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
+                    let mut leg = testing::get_leg(&b.datapath, t).expect("leg");
+                    leg.flags = leg.flags & !(LegFlags::SPLICED | LegFlags::TRIGGER) | flags;
+                    (leg.phase_in, leg.phase_out) = (TO_FWD, TO_FWD);
+                    testing::put_leg(&b.datapath, t, &leg).expect("leg");
+                }
+                let mut syn = f.next(0);
+                syn.flags = flag::SYN;
+                let o = b.ingress(&syn.frame());
+                let left = [&f.client, &f.server].map(|t| (b.datapath.path(t).is_some(), b.datapath.leg(t).is_some()));
+                let want = if is_over { (NEXT, [(false, false); 2]) } else { (DROP, [(true, true); 2]) };
+                assert_eq!((o.code, left), want, "{v6:?} {client:#x} {server:#x}: {:?}", o.verdicts);
+            }
+        }
+    });
+}
+
 /// The handshake of a transparent connection is answered and has sockets, and then its client resets it and comes again: user
 /// space gets the RST and the SYN in this order. A SYN that the kernel routes would reach the server first, which would refuse it.
 #[test]
