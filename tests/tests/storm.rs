@@ -9,7 +9,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{
     Forwarder, at_once, by_hand, is_emulated,
-    process::{self, Process, is_steady},
+    process::{Process, is_steady},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{

@@ -9,10 +9,7 @@ use longsplice_lab::{
         Chunks, Cue, Ending, Report, Script, Serving, Start, StreamEnd, connect, converse, intact, listen, serve,
     },
 };
-use longsplice_tests::{
-    Forwarder, at_once,
-    process::{self, Process},
-};
+use longsplice_tests::{Forwarder, at_once, process::Process};
 use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, time::Duration};
 
 /// Time limit for every wait.

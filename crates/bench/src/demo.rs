@@ -1,14 +1,14 @@
-//! `longsplice-bench demo`: one download, with a commentary. [`stage`] sets it up, this module tells the story, and [`plot`]
+//! `longsplice-bench demo`: one download, with a commentary. [`stage`] sets it up, this module tells the story, and [`crate::plot`]
 //! draws the switch. `longsplice-bench demo http` shows many requests instead ([`http`]), and
 //! `demo tpot` a chain of translucent proxies ([`tpot`]).
 
 mod http;
-pub mod plot;
 mod stage;
 mod tpot;
 
 use crate::{
     args::{DemoArgs, Show},
+    plot::{self, Leg, Switch},
     watch_interrupts,
 };
 use longsplice::{Client, Outcome, Row};
@@ -16,7 +16,6 @@ use longsplice_lab::{
     Family, topology,
     trace::{Tap, Trace},
 };
-use plot::{Leg, Switch};
 use stage::{Download, HTTP, RATE, Result, SIZE, SOCKS, Stage};
 use std::{
     fs,

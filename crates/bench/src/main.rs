@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod cell;
 mod demo;
+mod plot;
 mod shell;
 
 use args::{Args, Command};

@@ -2,6 +2,7 @@
 
 use crate::{
     Connection, Datapath, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, Repair, Tuple, abi,
+    checksum::{fold, sum},
     events::poll_ring,
     hold::{held_packet, returning_socket},
     maps::from_bytes,
@@ -238,16 +239,6 @@ pub(crate) fn complete(mut ip: Vec<u8>, mut tcp: Vec<u8>) -> Vec<u8> {
     tcp[16..18].copy_from_slice(&check.to_be_bytes());
     ip.extend(tcp);
     ip
-}
-
-/// Adds 16-bit words in network byte order. The length must be even.
-pub(crate) fn sum(bytes: &[u8]) -> u32 {
-    bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum()
-}
-
-pub(crate) fn fold(sum: u32) -> u16 {
-    let once = (sum & 0xffff) + (sum >> 16);
-    ((once & 0xffff) + (once >> 16)) as u16
 }
 
 /// Sends the segments of handshakes of one address family on their way. Needs CAP_NET_RAW.

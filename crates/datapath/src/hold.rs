@@ -2,8 +2,8 @@
 
 use crate::{
     Datapath, Tuple, abi,
+    checksum::{fold, sum},
     events::poll_ring,
-    handshake::{fold, sum},
     maps::{bytes_of, from_bytes, io_error},
     names::MARK_HELD,
     sockets::{send_frame, with_virtio_header},

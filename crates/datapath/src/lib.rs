@@ -11,6 +11,7 @@ mod attach;
 mod attachment;
 mod bpffs;
 mod calls;
+mod checksum;
 mod clock;
 mod conntrack;
 mod datapath;

@@ -4,7 +4,8 @@
 
 use crate::tpot::{TPOT_EXID, TPOT_UDP_PORT};
 use crate::{
-    handshake::{ACK, RST, TTL, complete, fold, sum},
+    checksum::{fold, sum},
+    handshake::{ACK, RST, TTL, complete},
     kernel::random,
     names::MARK_PLAIN,
 };

@@ -4,6 +4,7 @@
 use crate::{
     core::orphan::Found,
     engine::Engine,
+    flow::Stop,
     lingering::LINGER,
     orphan::{Orphan, is_silent},
     sync::lock,
@@ -281,5 +282,21 @@ fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
             }
         }
         std::thread::sleep(PACE);
+    }
+}
+
+impl Engine {
+    /// Records the flows of an earlier process that are still forwarded: this process does not watch them any longer.
+    pub(crate) fn end_recovered(&self, stop: Stop) {
+        let how = match stop {
+            Stop::Go => return,
+            Stop::Reset => EndReason::Stopped,
+            Stop::Leave => EndReason::Left,
+        };
+        let Some(d) = self.datapath() else { return };
+        for mut orphan in mem::take(&mut *lock(&self.orphans)).into_values() {
+            orphan.count(d);
+            self.recovered.end(orphan.ended(how));
+        }
     }
 }

@@ -5,7 +5,13 @@
 //! waits under the client's addresses and the sequence number of its SYN. Whoever accepts the client's connection takes it along,
 //! and [`Splicer::connect`] returns it. What nobody takes is reset.
 
-use crate::{connect::Behalf, handshakes::Handshakes, leg::Leg, splicer::Splicer, sync::lock};
+use crate::{
+    connect::Behalf,
+    handshakes::Handshakes,
+    leg::{EarlyConnection, Leg},
+    splicer::Splicer,
+    sync::lock,
+};
 use longsplice_datapath::{Handshake, Tpot, TpotAsking, TpotHandshake, Tuple, register};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +20,7 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::OwnedFd,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -82,12 +88,13 @@ impl Drop for Early {
     }
 }
 
-impl Early {
-    /// Waits until the server has answered. Registers the socket with the current runtime.
-    pub async fn connected(mut self: Box<Early>) -> io::Result<Leg> {
-        let mut unclaimed = (&mut self.connecting).await.map_err(io::Error::other)??;
-        unclaimed.leg.as_mut().map_or(Ok(()), Leg::enter)?;
-        unclaimed.leg.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+impl EarlyConnection for Early {
+    fn connected(mut self: Box<Early>) -> Pin<Box<dyn Future<Output = io::Result<Leg>> + Send>> {
+        Box::pin(async move {
+            let mut unclaimed = (&mut self.connecting).await.map_err(io::Error::other)??;
+            unclaimed.leg.as_mut().map_or(Ok(()), Leg::enter)?;
+            unclaimed.leg.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        })
     }
 }
 

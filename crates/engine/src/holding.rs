@@ -4,6 +4,7 @@
 use crate::{
     engine::Engine,
     holder::{Hold, Holder},
+    leg::HeldData,
     sync::lock,
 };
 use longsplice_datapath::{Pair, Side, Tuple};
@@ -76,9 +77,10 @@ impl FirstData {
     pub fn of(engine: &Arc<Engine>, legs: Pair<Tuple>) -> io::Result<FirstData> {
         Ok(FirstData { held: Holding::of(engine, legs)?, released: AtomicBool::new(false) })
     }
+}
 
-    /// Stops holding. Calls after the first one do nothing.
-    pub fn release(&self) {
+impl HeldData for FirstData {
+    fn release(&self) {
         if self.released.swap(true, Ordering::Relaxed) {
             return;
         }

@@ -2,8 +2,6 @@
 
 use crate::{
     core::Position,
-    early::Early,
-    holding::FirstData,
     live::{Live, read_now, write_now},
     refusal::Refusal,
     sync::lock,
@@ -17,6 +15,7 @@ use longsplice_datapath::{
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
     any::Any,
+    fmt::Debug,
     io::{self, IoSlice},
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -60,7 +59,7 @@ pub struct Leg {
     /// How many more proxies may intercept the connection to the server, if the client has asked for that (TPOT).
     pub(crate) hops: Option<u8>,
     /// The connection to `local`, if it was opened on the client's SYN.
-    pub(crate) early: Mutex<Option<Box<Early>>>,
+    pub(crate) early: Mutex<Option<Box<dyn EarlyConnection>>>,
     /// See [`Leg::speaks_first`].
     pub(crate) speaks_first: bool,
     /// Whether the socket lacks TCP_NODELAY; see [`Leg::hurry`].
@@ -86,9 +85,21 @@ pub struct Leg {
     /// Receives a copy of all bytes that pass.
     pub(crate) tap: Option<Tap>,
     /// Holds back the first data of both hosts; see [`EndToEndListener::hold_first_data`](crate::EndToEndListener).
-    pub(crate) first: Option<Box<FirstData>>,
+    pub(crate) first: Option<Box<dyn HeldData>>,
     /// See [`Leg::until_parked`].
     seat: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// A connection to a server that was opened on the client's SYN.
+pub(crate) trait EarlyConnection: Debug + Send {
+    /// Waits until the server has answered. Registers the socket with the current runtime.
+    fn connected(self: Box<Self>) -> Pin<Box<dyn Future<Output = io::Result<Leg>> + Send>>;
+}
+
+/// First data that the data path holds back, until this is dropped.
+pub(crate) trait HeldData: Debug + Send + Sync {
+    /// Lets it go. Calls after the first one do nothing.
+    fn release(&self);
 }
 
 impl Leg {
@@ -170,7 +181,7 @@ impl Leg {
     }
 
     /// Takes the connection to `server` that was opened on the client's SYN.
-    pub(crate) fn early_to(&self, server: SocketAddr) -> Option<Box<Early>> {
+    pub(crate) fn early_to(&self, server: SocketAddr) -> Option<Box<dyn EarlyConnection>> {
         if server == self.local { lock(&self.early).take() } else { None }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     early::{Permit, Pipeline},
-    leg::{Leg, ip},
+    leg::{EarlyConnection, Leg, ip},
     refusal::Refusal,
     splicer::Splicer,
     sync::lock,
@@ -113,7 +113,8 @@ impl Listener {
         let mut leg = Leg::idle(socket, remote, local, self.to_copy.then_some(Refusal::Policy));
         if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, _)| tpot.asked(&leg.tuple())) {
             leg.hops = Some(hops);
-            leg.early = pipeline.and_then(|pipeline| pipeline.take(&leg.tuple(), isn)).into();
+            let early = pipeline.and_then(|pipeline| pipeline.take(&leg.tuple(), isn));
+            leg.early = early.map(|early| early as Box<dyn EarlyConnection>).into();
         }
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)

@@ -1,12 +1,6 @@
 //! Records of flows of an earlier process that have ended. Their policies and callers are gone with it, so one function gets them all.
 
-use crate::{
-    engine::Engine,
-    flow::Stop,
-    splicer::Splicer,
-    sync::lock,
-    types::{EndReason, Ended},
-};
+use crate::{sync::lock, types::Ended};
 use std::{
     mem,
     sync::{Arc, Mutex},
@@ -44,43 +38,13 @@ impl Recovered {
         tell(ended);
     }
 
-    fn set(&self, tell: Tell) {
+    /// Passes all records to this function from now on.
+    pub fn set(&self, tell: Tell) {
         if let To::Early(all, missed) = mem::replace(&mut *lock(&self.0), To::Told(tell.clone())) {
             all.into_iter().for_each(|ended| tell(ended));
             if missed > 0 {
                 tracing::warn!("{missed} flows of an earlier process have ended unrecorded: more than {EARLY} at once");
             }
         }
-    }
-}
-
-impl Engine {
-    /// Records the flows of an earlier process that are still forwarded: this process does not watch them any longer.
-    pub(crate) fn end_recovered(&self, stop: Stop) {
-        let how = match stop {
-            Stop::Go => return,
-            Stop::Reset => EndReason::Stopped,
-            Stop::Leave => EndReason::Left,
-        };
-        let Some(d) = self.datapath() else { return };
-        for mut orphan in mem::take(&mut *lock(&self.orphans)).into_values() {
-            orphan.count(d);
-            self.recovered.end(orphan.ended(how));
-        }
-    }
-}
-
-impl Splicer {
-    /// Calls `f` with the record of each flow of an earlier process that ends, or has ended before. How long such a flow has
-    /// existed, and what it carried before, is not known exactly: `duration_ms` counts from when this process found it, and
-    /// `spliced_up` and `spliced_down` do, too. `bytes_up` and `bytes_down` count all bytes of both connections, with those of
-    /// their handshakes, unless the flow had been released. A thread of the engine calls `f`; it must not block.
-    pub fn on_recovered_end(&self, f: impl Fn(Ended) + Send + Sync + 'static) {
-        self.engine().recovered.set(Arc::new(f));
-    }
-
-    /// Returns whether this is a live flow of an earlier process, which takes no commands.
-    pub fn is_recovered(&self, id: u64) -> bool {
-        lock(&self.engine().orphans).contains_key(&id)
     }
 }

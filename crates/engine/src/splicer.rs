@@ -353,6 +353,19 @@ impl Splicer {
     pub fn subscribe(&self) -> FlowEvents {
         self.engine().announcer.subscribe()
     }
+
+    /// Calls `f` with the record of each flow of an earlier process that ends, or has ended before. How long such a flow has
+    /// existed, and what it carried before, is not known exactly: `duration_ms` counts from when this process found it, and
+    /// `spliced_up` and `spliced_down` do, too. `bytes_up` and `bytes_down` count all bytes of both connections, with those of
+    /// their handshakes, unless the flow had been released. A thread of the engine calls `f`; it must not block.
+    pub fn on_recovered_end(&self, f: impl Fn(Ended) + Send + Sync + 'static) {
+        self.engine().recovered.set(Arc::new(f));
+    }
+
+    /// Returns whether this is a live flow of an earlier process, which takes no commands.
+    pub fn is_recovered(&self, id: u64) -> bool {
+        lock(&self.engine().orphans).contains_key(&id)
+    }
 }
 
 #[cfg(test)]

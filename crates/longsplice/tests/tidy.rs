@@ -1,7 +1,7 @@
 //! Style checks beyond rustfmt and clippy. The most important one finds prose that cites things which no longer exist.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -293,6 +293,65 @@ fn tests_that_need_root_are_marked() {
     none("named instead of marked", named);
     none("in need of root, but not marked", unmarked);
     assert!(marked > 300, "{marked} were found");
+}
+
+/// The files of each crate that a file imports, by the first part of their path below src: a folder is one with the file of its
+/// name. Tests may import anything.
+fn imports(texts: &[Text]) -> BTreeMap<(String, String), BTreeSet<String>> {
+    let mut all: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
+    for t in texts.iter().filter(|t| t.is(&[".rs"]) && !t.path.ends_with("tests.rs") && !t.path.contains("/tests/")) {
+        let Some((of, path)) = t.path.split_once("/src/") else { continue };
+        let file = path.split('/').next().unwrap().trim_end_matches(".rs");
+        if ["lib", "main"].contains(&file) {
+            continue;
+        }
+        let code = t.text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let code: String = code.lines().filter(|l| !l.trim_start().starts_with("//")).collect();
+        let code = if path.contains('/') { code } else { code.replace("super::", "crate::") };
+        let found = all.entry((of.to_owned(), file.to_owned())).or_default();
+        for import in code.split("crate::").skip(1) {
+            let Some(group) = import.strip_prefix('{') else {
+                found.extend(import.split(|c| !is_word(c)).next().map(str::to_owned));
+                continue;
+            };
+            let mut depth = 0;
+            let end = group.find(|c| {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                depth < 0
+            });
+            let mut depth = 0;
+            let outer = group[..end.unwrap()].split(|c| {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                c == ',' && depth == 0
+            });
+            found.extend(outer.filter_map(|one| one.trim().split(|c| !is_word(c)).next()).map(str::to_owned));
+        }
+    }
+    all
+}
+
+/// Nothing imports what is above it: the files of a crate have an order. docs/user-space.md shows that of the engine.
+#[test]
+fn files_import_each_other_in_one_direction() {
+    let mut left = imports(&texts());
+    assert!(left.len() > 150, "{} were found", left.len());
+    // whatever imports nothing that is left is the next floor
+    while !left.is_empty() {
+        let is_left = |of: &String, file: &String| left.contains_key(&(of.clone(), file.clone()));
+        let next: Vec<_> = left
+            .iter()
+            .filter(|((of, file), needs)| needs.iter().all(|need| need == file || !is_left(of, need)))
+            .map(|(one, _)| one.clone())
+            .collect();
+        let circle = left.iter().map(|((of, file), needs)| {
+            let needs: Vec<_> = needs.iter().filter(|need| *need != file && is_left(of, need)).collect();
+            format!("{of}/src/{file} imports {needs:?}")
+        });
+        if next.is_empty() {
+            none("files that import each other, or what does", circle.collect());
+        }
+        left.retain(|one, _| !next.contains(one));
+    }
 }
 
 fn is_word(c: char) -> bool {

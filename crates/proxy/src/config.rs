@@ -8,6 +8,7 @@ mod asking;
 mod cache;
 mod file;
 mod filter;
+pub mod plug;
 pub mod pool;
 mod route;
 mod site;
@@ -17,21 +18,13 @@ pub mod tls;
 mod value;
 
 use crate::{
-    access::Rules,
-    access_log::LogConfig,
-    cache::CacheConfig,
-    filter::Filter,
-    limits::Limits,
-    plug::{self, Plug},
-    proxy_protocol::ProxyProtocol,
-    routes::Route,
-    secrets::is_trusted,
-    target::Target,
-    tpot::Asking,
-    users::Users,
+    access::Rules, access_log::LogConfig, cache::CacheConfig, filter::Filter, limits::Limits,
+    proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target, users::Users,
 };
+pub use asking::Asking;
 use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake};
 pub use longsplice_http::forward::Forwarded;
+use plug::Plug;
 use pool::PoolConfig;
 use serde::Deserialize;
 use std::{

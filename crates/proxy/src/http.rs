@@ -14,11 +14,9 @@ mod alarm;
 mod auth;
 mod exchange;
 mod forward_request;
-pub(crate) mod habit;
 mod read;
 mod site;
 mod stored;
-pub(crate) mod stream;
 
 use crate::{
     access_log::Record,
@@ -26,13 +24,14 @@ use crate::{
     context::{Front, Live, Shared},
     counters::Counters,
     fault::{Fault, Step},
+    habit::Habit,
+    http_stream::Stream,
     onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
 };
 use alarm::Alarm;
 use bytes::Bytes;
 use forward_request::{Held, RoutedRequest, To};
-use habit::Habit;
 use longsplice_engine::{EndReason, Leftovers, Leg};
 use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
 use std::{
@@ -40,7 +39,6 @@ use std::{
     pin::Pin,
     time::{Duration, Instant, SystemTime},
 };
-use stream::Stream;
 use tokio::time::timeout;
 
 /// Default port of `http` (RFC 9110, 4.2.1).

@@ -2,7 +2,7 @@
 //!
 //! # Path of a connection
 //! [`server`] accepts it within the [`limits`]. `connection` runs its protocol ([`socks5`], [`socks4`], `http`, [`tls`],
-//! [`plug`]), which yields a [`target`] or, by [`routes`], a server of a `pool`. `resolve` looks up addresses, [`access`]
+//! `plug`), which yields a [`target`] or, by [`routes`], a server of a `pool`. `resolve` looks up addresses, [`access`]
 //! says which of them are allowed, and `dial` connects to the first that answers. `onward` hands both legs to the engine,
 //! which relays and splices. [`access_log`] writes one line. Replies of HTTP servers may have to pass a [`filter`] first,
 //! and may come from a `cache`. Before all this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
@@ -26,14 +26,16 @@ mod dial;
 pub mod fault;
 pub mod filter;
 pub mod guarded_ranges;
+mod habit;
 mod handshake_buffer;
 pub mod hashes;
 mod http;
+mod http_stream;
 pub mod keys;
 pub mod limits;
 mod onward;
 pub mod own;
-pub mod plug;
+mod plug;
 mod pool;
 pub mod proxy_protocol;
 mod resolve;
@@ -43,6 +45,7 @@ pub mod server;
 mod socks;
 pub mod socks4;
 pub mod socks5;
+pub mod start_error;
 mod tap_dir;
 pub mod target;
 pub mod tls;
@@ -55,5 +58,6 @@ pub use cache::{CacheConfig, CacheValues};
 pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};
 pub use counters::{CounterValues, ListenerValues};
 pub use secrets::SecretError;
-pub use server::{Prepared, Server, StartError};
+pub use server::{Prepared, Server};
+pub use start_error::StartError;
 pub use workers::Workers;

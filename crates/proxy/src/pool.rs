@@ -14,7 +14,8 @@ mod health;
 use crate::{
     config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
     counters::Counters,
-    http::{habit::Habit, stream::Stream},
+    habit::Habit,
+    http_stream::Stream,
     resolve::Resolver,
     target::Target,
 };

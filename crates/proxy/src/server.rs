@@ -2,10 +2,10 @@
 
 use crate::{
     access::Subject,
-    access_log::{AccessLog, LogTarget, Record},
+    access_log::{AccessLog, Record},
     cache::{Cache, CacheValues},
     complaints::Complaints,
-    config::{Config, Http, ListenerConfig, Places, Protocol, pool::PoolConfig},
+    config::{Config, Http, ListenerConfig, Protocol, pool::PoolConfig},
     connection,
     context::{Front, Live, Shared},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
@@ -14,12 +14,13 @@ use crate::{
     plug,
     pool::Pool,
     resolve::Resolver,
+    start_error::StartError,
     tap_dir::TapDir,
     target::{Host, Target},
     tpot,
     workers::Workers,
 };
-use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, OpenError, SpliceWhen, Splicer, Tally, Tpot};
+use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, SpliceWhen, Splicer, Tally, Tpot};
 use std::{
     collections::{BTreeSet, HashMap},
     io,
@@ -40,96 +41,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// Time for which [`Server::drain`] waits for the last log lines, tap files and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Reason why a server does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// There is no listener.
-    #[error(
-        "no listener: add a [[listener]] to the configuration, or --socks5, --http, --tls or --plug to the command line"
-    )]
-    NoListener,
-    /// An address cannot be listened on.
-    #[error("cannot listen on {addr}: {source}{}", cure(source, addr.port()))]
-    Listen {
-        /// The address.
-        addr: SocketAddr,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// Translucent proxying cannot be opened.
-    #[error("cannot intercept connections (protocol = \"tpot\"): {0}")]
-    Tpot(#[from] OpenError),
-    /// There are too many rules for connections of this machine.
-    #[error("tpot: {0}; every prefix of proxies is a rule, and so is every prefix of `to` with every port")]
-    Asking(io::Error),
-    /// Packets would bypass the tunnels.
-    #[error("packets that leave {0} by XDP or to a veth's peer would bypass the tunnels of tpot: remove xdp and peer")]
-    Bypass(String),
-    /// The access log cannot be opened.
-    #[error("cannot open the access log {to}: {source}")]
-    AccessLog {
-        /// Destination of the log.
-        to: LogTarget,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// A value of the configuration file cannot be used.
-    #[error("{place}{error}")]
-    Placed {
-        /// `FILE:LINE:COLUMN: `.
-        place: String,
-        /// The error.
-        error: Box<StartError>,
-    },
-    /// Taps cannot be written.
-    #[error("cannot write taps into {}: {source}; name a directory that can be written", dir.display())]
-    Tap {
-        /// The directory.
-        dir: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// A cache cannot be opened.
-    #[error("cannot keep a cache in {}: {source}; name a directory that can be written, for this program alone", dir.display())]
-    Cache {
-        /// The directory.
-        dir: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
-}
-
-impl StartError {
-    /// Returns the value in the configuration that cannot be used.
-    fn value(&self) -> Option<String> {
-        match self {
-            StartError::Listen { addr, .. } => Some(addr.to_string()),
-            StartError::AccessLog { to: LogTarget::File(path), .. } => Some(path.display().to_string()),
-            StartError::Tap { dir, .. } | StartError::Cache { dir, .. } => Some(dir.display().to_string()),
-            _ => None,
-        }
-    }
-
-    /// Adds the place of the value in the file.
-    fn at(self, places: &Places) -> StartError {
-        match self.value().map(|value| places.of(value)) {
-            Some(place) if !place.is_empty() => StartError::Placed { place, error: Box::new(self) },
-            _ => self,
-        }
-    }
-}
-
 fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Listen { addr, source }
-}
-
-fn cure(e: &io::Error, port: u16) -> &'static str {
-    match e.kind() {
-        io::ErrorKind::AddrInUse => "; another program listens there: stop it or take another port",
-        io::ErrorKind::AddrNotAvailable => "; no device of this host has the address",
-        io::ErrorKind::PermissionDenied if (1..1024).contains(&port) => "; ports below 1024 need CAP_NET_BIND_SERVICE",
-        _ => "",
-    }
 }
 
 /// A running server. Connections that are being relayed outlive it.

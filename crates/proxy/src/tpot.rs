@@ -3,13 +3,13 @@
 use crate::{
     access::{PortRange, Prefix, Subject},
     access_log::Record,
-    config::Config,
+    config::{Asking, Config},
     context::{Front, Shared},
     fault::{Fault, Step},
-    server::StartError,
+    start_error::StartError,
 };
 use longsplice_engine::{
-    Destinations, DeviceChanges, Listener, Permit, Splicer, Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, Tuple,
+    Destinations, DeviceChanges, Listener, Permit, Splicer, Tpot, TpotHandshake, TpotOptions, Tuple,
     dropping_forward_chain,
 };
 use std::{
@@ -25,33 +25,6 @@ use tokio::{
 
 /// Maximum time between two looks at tunnels, devices and addresses.
 const TEND_EVERY: Duration = Duration::from_secs(10);
-
-/// For which connections of this machine to ask for a proxy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asking {
-    /// Addresses of the proxies that may intercept them; empty: all that have one of `keys`.
-    pub proxies: Vec<Prefix>,
-    /// Keys, one of which a proxy must have to intercept them; empty: none. This machine proves with the first one that it may
-    /// intercept connections of others.
-    pub keys: Vec<TpotKey>,
-    /// Ports of their destinations; empty: asks for none.
-    pub ports: Vec<PortRange>,
-    /// Addresses of their destinations; empty: all.
-    pub to: Vec<Prefix>,
-    /// How many proxies may intercept them, one after the other. Does not apply to connections that were intercepted here.
-    pub hops: u8,
-    /// Identifier of the TCP option. Applies to interception as well.
-    pub exid: u16,
-    /// When tunnels are in UDP. Applies to interception as well.
-    pub udp: TpotUdp,
-}
-
-impl Default for Asking {
-    fn default() -> Asking {
-        let TpotOptions { hops, exid, udp, .. } = TpotOptions::default();
-        Asking { proxies: Vec::new(), keys: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid, udp }
-    }
-}
 
 impl Asking {
     /// Puts it in force. Fails if there are too many rules: one for each of `proxies`, and for each of `to` with each of `ports`.

@@ -7,7 +7,7 @@ use super::{
     variant::Variant,
     venue::{Pair, Venue},
 };
-use crate::demo::plot::{Leg, Switch, panel};
+use crate::plot::{Leg, Switch, panel};
 use longsplice::Ask;
 use longsplice_lab::{process::wait_for, trace::Tap};
 use plotters::prelude::*;

@@ -8,12 +8,38 @@ use super::{
 use crate::{
     access::{PortRange, Prefix},
     keys::{KeyFileError, read_keys},
-    tpot::Asking,
 };
-use longsplice_engine::{TpotKey, TpotUdp};
+use longsplice_engine::{TpotKey, TpotOptions, TpotUdp};
 use serde::Deserialize;
 use std::{num::NonZeroU8, path::PathBuf};
 use toml::Spanned;
+
+/// For which connections of this machine to ask for a proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asking {
+    /// Addresses of the proxies that may intercept them; empty: all that have one of `keys`.
+    pub proxies: Vec<Prefix>,
+    /// Keys, one of which a proxy must have to intercept them; empty: none. This machine proves with the first one that it may
+    /// intercept connections of others.
+    pub keys: Vec<TpotKey>,
+    /// Ports of their destinations; empty: asks for none.
+    pub ports: Vec<PortRange>,
+    /// Addresses of their destinations; empty: all.
+    pub to: Vec<Prefix>,
+    /// How many proxies may intercept them, one after the other. Does not apply to connections that were intercepted here.
+    pub hops: u8,
+    /// Identifier of the TCP option. Applies to interception as well.
+    pub exid: u16,
+    /// When tunnels are in UDP. Applies to interception as well.
+    pub udp: TpotUdp,
+}
+
+impl Default for Asking {
+    fn default() -> Asking {
+        let TpotOptions { hops, exid, udp, .. } = TpotOptions::default();
+        Asking { proxies: Vec::new(), keys: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid, udp }
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -8,6 +8,7 @@ use super::{
     asking::RawAsking,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter},
+    plug::parse_listen,
     pool::PoolConfig,
     route::RawRoute,
     site::RawPool,
@@ -20,7 +21,6 @@ use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     access_log::LogConfig,
     limits::Limits,
-    plug::parse_listen,
     secrets::{self, Secret},
     target::Target,
     users::Users,
@@ -278,7 +278,7 @@ impl Keys for Limits {
 struct Listen(SocketAddr);
 
 impl FromStr for Listen {
-    type Err = crate::plug::ListenError;
+    type Err = super::plug::ListenError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse_listen(text).map(Listen)

@@ -14,13 +14,13 @@
 //! Nothing is read from the server beyond the end of the reply. Bytes after it mean that the
 //! server and we disagree about the end, and its connection is not used again.
 
-use super::stream::Stream;
 use crate::{
     access::Denied,
     cache::{Asking, Fill, Heard, Meta},
     config::Http,
     fault::Fault,
     filter::{FIRST_MAX, FilterDecision, ReplyFilter},
+    http_stream::Stream,
 };
 use longsplice_engine::{
     EndReason, FlowInfo, Leftovers, Leg, Message, Pair, PathFinding, Policy, Refusal, RelayedMessage, Side, SpliceWhen,

@@ -15,7 +15,6 @@ use super::{
     Next, Row,
     exchange::{DENIED, End, Exchange, no_reply},
     host, status_of,
-    stream::Stream,
 };
 use crate::{
     access::{Rules, Subject},
@@ -24,6 +23,7 @@ use crate::{
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
+    http_stream::Stream,
     onward::connect,
     pool::{Lease, Pool},
     target::Target,

@@ -1,7 +1,7 @@
 //! Active checks: periodic requests to each server.
 
 use super::{Member, Upkeep};
-use crate::{config::pool::Check, http::stream::Stream};
+use crate::{config::pool::Check, http_stream::Stream};
 use longsplice_http::{Kind, Response, Scan};
 use std::sync::Arc;
 use tokio::time::{sleep, timeout};
