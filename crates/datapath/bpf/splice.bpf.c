@@ -260,6 +260,11 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	/* Data beyond the limit. In forwarding mode, both directions go back to control mode. In a drain only this one does: the
 	 * other may have forwarded bytes that its socket has not seen, and user space waits for it. */
 	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+		/* The record was read without its lock: a freeze that has begun since the check above would go on to freeze the other
+		 * leg of a direction that was taken back. */
+		barrier();
+		if (is_half_switched(l, o))
+			return RETRY;
 		note_excess(l, &sc->s); /* the socket may not get it now: see lose_marked() */
 		if (woken)
 			unsplice_legs(&sc->t, &sc->other);

@@ -7,7 +7,7 @@ use longsplice_lab::{
     Family, Lab, Namespace, Shape,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER, SERVER_SECOND},
-    traffic::{Report, Script, Serving, connect, converse, intact, listen, serve},
+    traffic::{Cue, Report, Script, Serving, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{
@@ -22,8 +22,10 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes per second, each way.
 const PACE: u64 = 1_000_000;
-/// Bytes of a connection: at that pace it outlasts the change under test, which is over before the hosts wait for long.
-const BYTES: u64 = 15_000_000;
+/// Bytes of an upload: at that pace it outlasts the change under test, which is over before the hosts wait for long.
+const BYTES: u64 = 5_000_000;
+/// Time limit for connections that last until the test ends.
+const LONGEST: Duration = Duration::from_secs(240);
 
 fn ip(host: &Namespace, commands: &str) {
     for line in commands.lines().map(str::trim).filter(|l| !l.is_empty()) {
@@ -36,6 +38,8 @@ struct Talk {
     forwarder: Forwarder,
     clients: Vec<JoinHandle<Report>>,
     serving: Serving,
+    /// Given at the end: all hosts send until then.
+    enough: Cue,
 }
 
 impl Talk {
@@ -54,16 +58,17 @@ impl Talk {
 
     fn open(lab: &Lab, family: Family, policy: Policy, connections: u32, options: OpenOptions) -> Talk {
         let server = SERVER.port(family, 7000);
-        let answer = Script::answerer().bytes(BYTES).pace(PACE).deadline(2 * PATIENCE);
+        let enough = Cue::default();
+        let answer = Script::answerer().until(&enough, PACE).deadline(LONGEST);
         let all = connections as usize;
         let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), all, answer.clone()));
         let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
         let forwarder = Forwarder::open(lab, proxy, server, policy, options);
-        let script = |seed| Script::opener(seed).bytes(BYTES).pace(PACE).deadline(2 * PATIENCE);
+        let script = |seed| Script::opener(seed).until(&enough, PACE).deadline(LONGEST);
         let client =
-            |seed| lab.client.spawn(move || converse(connect(proxy, &script(seed)).expect("connect"), &script(seed)));
-        let clients = (1..=connections).map(|seed| client(seed.into())).collect();
-        Talk { forwarder, clients, serving }
+            |script: Script| lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+        let clients = (1..=connections).map(|seed| client(script(seed.into()))).collect();
+        Talk { forwarder, clients, serving, enough }
     }
 
     fn states(&self, wanted: &[FlowState]) -> usize {
@@ -102,6 +107,7 @@ impl Talk {
     }
 
     fn end(self) {
+        self.enough.give();
         let mut servers = self.serving.join();
         for client in self.clients {
             let client = client.join().expect("client");
@@ -125,7 +131,7 @@ impl Upload {
         let answer = Script::answerer().bytes(0).deadline(deadline);
         let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
         let forwarder = Forwarder::open(lab, proxy, server, policy, OpenOptions::default());
-        let script = script.bytes(BYTES / 3).pace(PACE).deadline(deadline);
+        let script = script.bytes(BYTES).pace(PACE).deadline(deadline);
         let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
         Upload { forwarder, client, serving }
     }
