@@ -76,7 +76,7 @@ INLINE int options_differ(const struct leg *a, const struct leg *b)
 }
 
 /* Begin a splice. Each leg is frozen under its own lock; a segment that arrives on a before b is frozen is dispatched again
- * (is_half_switched()). now: ns, CLOCK_MONOTONIC. */
+ * (is_half_frozen()). now: ns, CLOCK_MONOTONIC. */
 static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b, __u64 now)
 {
 	__u32 to_b, to_a, ts, done = 0;

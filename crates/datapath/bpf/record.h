@@ -7,13 +7,19 @@
 #include "path.h"
 #include "reset.h"
 
-/* Is a freeze, or a way back from forwarding mode, under way on another processor, which has changed l and not yet o? The numbers
- * of a record that was not woken up (LEG_SPLICED) are those of the commit, and gigabytes may have passed since. */
-INLINE int is_half_switched(const struct leg *l, const struct leg *o)
+/* Is a freeze under way on another processor, with l frozen and o not yet? */
+INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 {
-	if (l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL)
-		return 1;
-	return !(l->flags & LEG_SPLICED) && *(volatile __u32 *)&o->flags & LEG_SPLICED;
+	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
+}
+
+/* Must the records be woken up before they can be used? l: its entry is not in force. po: the entry for packets from o's host. The
+ * numbers of a record that sleeps are those of the commit, and gigabytes may have passed since. Another processor may have woken
+ * up l, and not yet o. A commit that has marked o, and not yet l, has just brought po into force: that record is fresh. */
+INLINE int is_asleep(const struct leg *l, const struct leg *o, const struct path *po)
+{
+	return l->flags & LEG_SPLICED || (*(volatile __u32 *)&o->flags & LEG_SPLICED &&
+					  !(*(volatile __u16 *)&po->word.flags & PATH_SPLICED));
 }
 
 /* Would both copies have to be cut? Then only the socket gets one, and the other host depends on a later segment. */
@@ -84,7 +90,7 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
 	if (flags & LEG_SPLICED || takes_back(l, s) || (flags & LEG_PAIRED && !is_paired(l, other)) ||
-	    (o && is_half_switched(l, o))) {
+	    (o && is_half_frozen(l, o))) {
 		bpf_spin_unlock(&l->lock);
 		return STEP_RECORD;
 	}

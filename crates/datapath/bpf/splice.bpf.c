@@ -241,18 +241,20 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		o = bpf_map_lookup_elem(&legs, &sc->other);
 		if (o && !is_paired(o, &sc->t))
 			o = NULL; /* it has left this flow, or is another connection by now */
-		if (l->flags & LEG_SPLICED) {
+		if ((l->flags | (o ? o->flags : 0)) & LEG_SPLICED) {
 			pl = find_path(&sc->t);
 			po = find_path(&sc->other);
 			if (!o || !pl || !po)
 				return drop(V_NO_PEER);
 			if (pl->word.flags & PATH_SPLICED)
 				return RETRY; /* committed since the entry was read */
-			wake_both(l, o, pl, po, bpf_ktime_get_ns()); /* stopped, but the records are still stale */
-			woken = 1;
+			if (is_asleep(l, o, po)) {
+				wake_both(l, o, pl, po, bpf_ktime_get_ns());
+				woken = 1;
+			}
 		}
 	}
-	if (o && is_half_switched(l, o))
+	if (o && is_half_frozen(l, o))
 		return RETRY;
 	sc->s.socket_known = 0;
 	if (may_be_behind(l))
@@ -263,7 +265,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		/* The record was read without its lock: a freeze that has begun since the check above would go on to freeze the other
 		 * leg of a direction that was taken back. */
 		barrier();
-		if (is_half_switched(l, o))
+		if (is_half_frozen(l, o))
 			return RETRY;
 		note_excess(l, &sc->s); /* the socket may not get it now: see lose_marked() */
 		if (woken)

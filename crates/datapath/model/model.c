@@ -175,11 +175,11 @@ again:
 	memset(&p, 0, sizeof(p));
 	if (fast(m, i, s, out))
 		return;
-	if (l->flags & LEG_SPLICED) {
+	if (is_asleep(l, o, &m->path[!i])) {
 		wake_both(l, o, &m->path[i], &m->path[!i], m->now);
 		woken = 1;
 	}
-	if (is_half_switched(l, o)) {
+	if (is_half_frozen(l, o)) {
 		out->dropped = V_STALE_CPU;
 		return;
 	}
