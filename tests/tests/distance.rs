@@ -180,13 +180,12 @@ fn two_long_legs_are_copied_while_that_is_faster() {
 #[ignore = "root"]
 fn a_slow_reader_far_away_takes_little_memory() {
     for family in Family::BOTH {
-        // on a busy machine, the few measurements may all say that the server is far
-        let waits = (0..5).find_map(|_| waits_for_a_slow_reader(family)).expect("the server is near");
+        let waits = (0..5).find_map(|_| waits_for_a_slow_reader(family)).expect("the server was found to be near");
         assert!((1..=1 << 20).contains(&waits), "{waits} bytes wait for a reader");
     }
 }
 
-/// Returns how many bytes wait for it at most, unless the server's leg was measured as longer than a millisecond.
+/// Returns how many bytes wait for it at most. `None`: on a busy machine, the few measurements may all say that the server is far.
 fn waits_for_a_slow_reader(family: Family) -> Option<u64> {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
@@ -209,7 +208,7 @@ fn waits_for_a_slow_reader(family: Family) -> Option<u64> {
     let (client, server) = (client.join().expect("client"), serving.join().remove(0));
     intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
     let ended = f.ended(1).remove(0);
-    assert_eq!((ended.splices, ended.refusal.map(|r| r.as_str())), (0, Some("path")), "{ended:?}");
-    println!("{family:?}: {waits} bytes wait, {rtt} ms to the server");
-    (rtt <= 1.0).then_some(waits)
+    println!("{family:?}: {waits} bytes wait, {rtt} ms to the server; {ended:?}");
+    let is_copied = (ended.splices, ended.refusal.map(|r| r.as_str())) == (0, Some("path"));
+    (is_copied && rtt <= 1.0).then_some(waits)
 }

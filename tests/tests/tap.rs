@@ -219,8 +219,9 @@ fn s19_under_loss_reordering_and_duplicates() {
 #[test]
 #[ignore = "root"]
 fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
-    let sent = [30_000_000, 20_000_000];
-    for (tap_ring, most) in [(1, PLENTY), (16 << 20, 1_000_000), (1, 100_000)] {
+    let [much, little] = [[30_000_000, 20_000_000], [6_000_000, 4_000_000]];
+    // the large ring has room for little even if it is not read meanwhile
+    for (tap_ring, most, sent) in [(1, PLENTY, much), (16 << 20, 1_000_000, little), (1, 100_000, much)] {
         let scripts = [Script::opener(SEED).bytes(sent[0]), Script::answerer().bytes(sent[1])];
         let options = DatapathOptions { tap_ring, ..DatapathOptions::default() }.into();
         let (run, reader) = start(Family::V4, simple(), (at_once(), options), most, scripts);

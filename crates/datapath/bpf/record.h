@@ -13,9 +13,9 @@ INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
 }
 
-/* Must the records be woken up before they can be used? l: its entry is not in force. po: the entry for packets from o's host. The
- * numbers of a record that sleeps are those of the commit, and gigabytes may have passed since. Another processor may have woken
- * up l, and not yet o. A commit that has marked o, and not yet l, has just brought po into force: that record is fresh. */
+/* Must the records be woken up before they can be used? l: its entry is not in force. po: the entry for packets from o's host.
+ * The numbers of a record that sleeps are those of the commit, and gigabytes may have passed since. Another processor may have
+ * woken up l, and not yet o. A commit that has marked o, and not yet l, has just brought po into force: that record is fresh. */
 INLINE int is_asleep(const struct leg *l, const struct leg *o, const struct path *po)
 {
 	return l->flags & LEG_SPLICED || (*(volatile __u32 *)&o->flags & LEG_SPLICED &&
