@@ -8,7 +8,8 @@
  * arithmetic on one leg at a time, under that leg's lock; nothing here looks up maps or sends packets. Three rules keep the
  * hosts from ignoring what they receive (docs/switching.md has all of them):
  *   - A segment to a host never acknowledges less than an earlier one did, and its window belongs to its acknowledgement.
- *   - A segment without data carries the highest sequence number sent so far, but not one beyond the host's window.
+ *   - A segment without data carries the highest sequence number sent so far, but not one beyond the host's window
+ *     (pure_ack_seq()).
  *   - TSval never goes back.
  */
 #ifndef LONGSPLICE_SWITCH_H
@@ -46,10 +47,15 @@ INLINE __u32 edge_promised(const struct leg *l)
 	return l->ack_out + l->win_out;
 }
 
-/* The sequence number for a segment without data. It must not be beyond the host's window (RFC 9293, 3.10.7.4). */
-INLINE __u32 pure_ack_seq(const struct leg *l)
+/* The sequence number for a segment without data. It must not be beyond the host's window (RFC 9293, 3.10.7.4). Most hosts take
+ * such a segment at the edge of the window. By the letter it must lie below, unless the window is closed. But if the host has got
+ * everything, and its acknowledgement is under way, any number below the edge is old. So a segment with news carries the edge.
+ * again: it says nothing new, perhaps to a host that has not taken the news. Then it carries one less. */
+INLINE __u32 pure_ack_seq(const struct leg *l, int again)
 {
-	return earlier(l->max_out, l->edge_in);
+	__u32 seq = earlier(l->max_out, l->edge_in);
+
+	return again && seq == l->edge_in && seq != l->ack_in ? seq - 1 : seq;
 }
 
 /* Return 0 if the local socket, or the other host, would accept the segment (RFC 9293, 3.10.7.4; RFC 5961, 5), or else a
@@ -440,6 +446,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 {
 	struct edit *e = &p->f;
 	__u32 ack = o->ack_out, win = o->win_out, shift = e->seq - s->seq;
+	int again = 1;
 
 	if (p->drained && o->phase_in == PHASE_TO_FWD) /* not if it was taken back meanwhile */
 		forwards(o);
@@ -457,10 +464,9 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 			else if (all_passed(o))
 				win = o->limit_in + room_local(o) - ack;
 		}
-		if (!before(ack, o->ack_out)) {
-			o->ack_out = ack;
-			o->win_out = win;
-		}
+		again = ack == o->ack_out && win == o->win_out;
+		o->ack_out = ack;
+		o->win_out = win;
 	}
 	if (p->returned && o->phase_in == PHASE_TO_LOCAL)
 		o->phase_in = PHASE_LOCAL;
@@ -476,7 +482,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		if (e->flags & TH_FIN)
 			o->flags |= LEG_FIN_OUT;
 	} else {
-		e->seq = pure_ack_seq(o);
+		e->seq = pure_ack_seq(o, again);
 	}
 	point_at_urgent(e, s, shift);
 	e->sack_add = -o->seq_off;
@@ -521,6 +527,7 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	__u32 end = seq + s->len + fin;
 	__u32 ack = s->ack + l->shim_in;
 	__u32 win = (__u32)s->win << l->wscale_out;
+	int bare = 0, again = 0;
 
 	p->dropped = V_LOCAL_MUTED;
 	if ((s->flags & (TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && is_of_earlier(l, ack))
@@ -573,10 +580,10 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		if (fin)
 			l->flags |= LEG_FIN_OUT;
 	} else if (ahead_of_socket(l) && !before(seq, earlier(l->ack_in, l->local_out))) {
-		seq = pure_ack_seq(l); /* window probes have a number below ack_in, and keep it */
+		bare = 1; /* window probes have a number below ack_in, and keep it */
 	} else if (l->flags & LEG_PROBE && seq == l->ack_in - 1) {
 		/* ... except the first probe after an unsplice: the host would ignore the window of a segment that looks old. */
-		seq = pure_ack_seq(l);
+		bare = 1;
 		l->flags &= ~LEG_PROBE;
 	}
 
@@ -590,10 +597,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 			win = later(ack + win, l->ack_out) - l->ack_out; /* the same right edge */
 			ack = l->ack_out;
 		}
+		again = ack == l->ack_out && win == l->win_out;
 		l->ack_out = ack;
 		l->win_out = win;
 	}
-	e->seq = seq;
+	e->seq = bare ? pure_ack_seq(l, again) : seq;
 	e->ack = ack;
 	e->win = window_field(win, l->wscale_out);
 	if (s->flags & TH_ACK)
