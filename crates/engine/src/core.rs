@@ -10,7 +10,7 @@
 //! | `Released` | forwarded; there are no sockets | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
 //! | `Unsplicing` | the data path gives both directions back | its answer: copied by a task again; end |
 //! | `Settling` | a message was relayed; its forwarded part is not acknowledged yet | acknowledged, reset, time limit: end |
-//! | `Closing` | both FINs were forwarded past the sockets and are not acknowledged yet | acknowledged, time limit: end |
+//! | `Closing` | both streams have ended; forwarded bytes, or FINs, are not acknowledged yet | acknowledged, lost, time limit: end |
 //! | `Resetting` | a host has failed; the other one has not acknowledged all that came before | acknowledged, time limit: end, with a reset |
 //! | `Ended` | | |
 //!
@@ -21,6 +21,7 @@
 
 mod control;
 mod distance;
+mod ending;
 mod forwarded;
 pub mod orphan;
 mod queue;
@@ -352,7 +353,12 @@ impl Core {
 
     /// Returns whether commands are accepted.
     pub fn takes_commands(&self) -> bool {
-        matches!(self.state, State::Copying | State::Draining)
+        matches!(self.state, State::Copying | State::Draining | State::Settling | State::Closing)
+    }
+
+    /// Returns whether a stop ends the flow now. One that is about to end may do so.
+    pub fn heeds_stop(&self, now: Time) -> bool {
+        self.state != State::Closing || self.control().has_closed_for(now) >= ending::CLOSING
     }
 
     /// Returns whether the end of the message, or of its part that was to be spliced, has passed in forwarding mode.
@@ -454,22 +460,21 @@ impl Core {
             Err(_) => return self.end(cx, EndReason::Stopped),
         };
         self.took_back(cx, &at);
-        let reset = at.flags.map(|flags| flags & LegFlags::RESET != 0);
-        if reset == Pair::both(true) {
+        if were_reset(&at) {
             // each host knows of it
             return self.end(cx, if client_reset { EndReason::ClientReset } else { reset_by(&at) });
         }
         if let Some(how) = self.control_mut().then.take() {
             return self.end(cx, how);
         }
-        self.failed = self.failed.or(Side::BOTH.into_iter().find(|side| reset[*side]));
+        self.failed = self.failed.or(reset_side(&at));
         self.attend()
     }
 
     /// Moves the sockets' positions by the bytes that were forwarded past them.
     fn took_back(&mut self, cx: &mut Context<'_>, at: &Switched) {
         cx.at.iter_mut().for_each(|at| at.shimmed = true);
-        self.control_mut().settled = at.is_local();
+        self.control_mut().note_settled(cx.now, at);
         self.note_excess(at);
         for from in Side::BOTH.into_iter().filter(|from| at.was_forwarded[*from]) {
             let forwarded = self.advance(cx, from, at.bound64(from));
@@ -508,56 +513,6 @@ impl Core {
         Action::Attend
     }
 
-    fn on_settling(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
-        let at = match event {
-            Event::Looked(Ok(at)) => at,
-            Event::Looked(Err(SwitchError::Other)) => return self.replaced(cx),
-            Event::Looked(Err(_)) | Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
-            Event::Heard => {
-                // its next message may have carried the last acknowledgement
-                self.control_mut().heard = true;
-                return Action::Look;
-            }
-            Event::Told | Event::Timer => return Action::Look,
-            Event::Measured(facts) => return self.settles_after_reset(cx, &facts),
-            _ => return Action::Wait,
-        };
-        let reset = at.flags.map(|flags| flags & LegFlags::RESET != 0);
-        if reset == Pair::both(true) {
-            return self.end(cx, reset_by(&at));
-        }
-        self.note_excess(&at);
-        if at.is_local() {
-            return self.end(cx, EndReason::MessageRelayed);
-        }
-        if was_reset(&at) {
-            // only the sockets send again what the receiver has not got
-            self.failed = Some(if reset.client { Side::Client } else { Side::Server });
-            return Action::Measure;
-        }
-        self.look_again(cx, EndReason::Idle)
-    }
-
-    fn on_closing(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
-        match event {
-            Event::Looked(Ok(at)) if at.flags.client & at.flags.server & LegFlags::FIN_ACKED == 0 => {
-                self.look_again(cx, EndReason::Closed)
-            }
-            Event::Looked(_) => self.end(cx, EndReason::Closed),
-            Event::Told | Event::Timer => Action::Look,
-            _ => Action::Wait,
-        }
-    }
-
-    fn look_again(&mut self, cx: &mut Context<'_>, late: EndReason) -> Action {
-        let control = self.control_mut();
-        if cx.now >= control.until {
-            return self.end(cx, late);
-        }
-        control.look_at = cx.now + control::LOOK_EVERY;
-        Action::Wait
-    }
-
     /// Ends a flow that is not forwarded.
     fn end(&mut self, cx: &mut Context<'_>, how: EndReason) -> Action {
         self.note_copied(cx);
@@ -568,11 +523,21 @@ impl Core {
         Action::End { how, forwarded: false }
     }
 
+    /// Returns when a flow that was taken back is looked at next, while not everything that was forwarded is acknowledged.
+    pub fn settles_at(&self) -> Option<Time> {
+        self.control.as_ref().and_then(|control| control.settle_at).filter(|_| self.state == State::Copying)
+    }
+
     /// Returns when [`Event::Timer`] is due.
     pub fn timer(&self) -> Option<Time> {
         match self.state {
-            State::Copying if self.failed.is_some() => Some(self.control().next_tick().min(self.control().until)),
-            State::Copying => Some(self.control().next_tick()),
+            State::Copying => {
+                let (control, has_failed) = (self.control(), self.failed.is_some());
+                [Some(control.next_tick()), self.settles_at(), has_failed.then_some(control.until)]
+                    .into_iter()
+                    .flatten()
+                    .min()
+            }
             State::Draining => Some(self.control().look_at.min(self.control().until)),
             State::Settling | State::Closing | State::Resetting => Some(self.control().look_at),
             State::Spliced | State::Released | State::Unsplicing | State::Ended => None,
@@ -582,6 +547,15 @@ impl Core {
 
 fn was_reset(at: &Switched) -> bool {
     (at.flags.client | at.flags.server) & LegFlags::RESET != 0
+}
+
+fn were_reset(at: &Switched) -> bool {
+    at.flags.client & at.flags.server & LegFlags::RESET != 0
+}
+
+/// Returns the side on which a connection was reset.
+fn reset_side(at: &Switched) -> Option<Side> {
+    Side::BOTH.into_iter().find(|side| at.flags[*side] & LegFlags::RESET != 0)
 }
 
 /// Returns whose reset it was.

@@ -189,7 +189,7 @@ impl Relay {
         let TaskInbox { orders, events, stop } = ears;
         tokio::select! {
             biased; // most waits end without setting the timer
-            s = stopped(stop), if state != State::Closing => Event::Stop { leave: s == Stop::Leave },
+            s = stopped(stop), if core.heeds_stop(monotonic()) => Event::Stop { leave: s == Stop::Leave },
             c = order(orders), if core.takes_commands() => Event::Command(c),
             side = &mut fails => Event::Failed(side),
             event = poll_fn(|cx| {

@@ -10,7 +10,7 @@ use longsplice_datapath::{Pair, Side};
 use rand::RngExt;
 
 /// Event bit: the segment is held. Events of the data path do not use this bit.
-const HELD: u8 = 1 << 0;
+pub(super) const HELD: u8 = 1 << 0;
 
 impl World {
     pub(super) fn hold(&mut self, from: Side, p: &Packet, events: u8) {

@@ -24,6 +24,7 @@ use app::{App, byte};
 use death::Death;
 use detour::Detours;
 use device::Device;
+use holder::HELD;
 pub use kind::{Kind, Weather};
 use longsplice_datapath::{
     LegFlags, Pair, Side, VERDICTS,
@@ -712,6 +713,7 @@ impl World {
         if events & (EVENT_TRIGGERED | EVENT_LIMIT_REACHED) != 0 {
             self.relay.triggered();
         }
+        self.relay.told |= events & !HELD != 0;
         if let Fate::Sent { local, forwarded, plain } = &fate {
             let len = p.data.len() as u32;
             let kept = [local, forwarded].into_iter().flatten().map(|copy| copy.keep).max().unwrap_or(0);

@@ -141,6 +141,8 @@ pub struct Relay {
     pub forwarded: Pair<Range<u64>>,
     /// The path entries, as they were when new connections replaced the flow's.
     pub replaced: Option<Pair<PathView>>,
+    /// The data path has reported an event of the flow.
+    pub told: bool,
     /// The process has died, and all data in flight must arrive nevertheless.
     pub goes_on: bool,
     pub log: Vec<String>,
@@ -189,6 +191,7 @@ impl Relay {
             failure: None,
             forwarded: Pair::default(),
             replaced: None,
+            told: false,
             goes_on: false,
             log: Vec::new(),
             tracing: false,
@@ -219,6 +222,14 @@ impl Relay {
         }
         self.note_failure(awake.sockets);
         match self.state {
+            State::Copying if self.core.state() == core::State::Ended => None,
+            State::Copying if self.core.state() == core::State::Closing => {
+                let told = std::mem::take(&mut self.told);
+                if told || is_due(self.core.timer(), now) {
+                    self.hear(&mut awake, if told { Event::Told } else { Event::Timer });
+                }
+                self.core.timer().map(micros)
+            }
             State::Copying | State::Draining
                 if self.core.failed().is_none() && awake.sockets.iter().any(|s| s.reset) =>
             {
@@ -234,7 +245,12 @@ impl Relay {
             State::Copying => {
                 let is_over = self.pump(awake.sockets);
                 if self.done() {
-                    return None;
+                    self.hear(&mut awake, Event::Copied);
+                    return Some(now);
+                }
+                if is_due(self.core.settles_at(), now) {
+                    self.hear(&mut awake, Event::Timer);
+                    return Some(now);
                 }
                 if self.core.failed().is_some() {
                     if is_over {
@@ -247,7 +263,8 @@ impl Relay {
                 if now >= self.switch_at && self.splices < self.habits.switches {
                     return Some(self.try_to_splice(&mut awake));
                 }
-                (self.splices < self.habits.switches).then_some(self.switch_at)
+                let next = (self.splices < self.habits.switches).then_some(self.switch_at);
+                [next, self.core.settles_at().map(micros)].into_iter().flatten().min()
             }
             State::Draining => {
                 let passed = self.core.copies() && self.pump(awake.sockets);
@@ -272,7 +289,7 @@ impl Relay {
 
     /// Notes what a socket holds that was reset before its flow was forwarded.
     fn note_failure(&mut self, sockets: &Pair<Tcp>) {
-        let reset = Side::BOTH.into_iter().find(|side| sockets[*side].reset);
+        let reset = Side::BOTH.into_iter().find(|side| sockets[*side].reset || sockets[*side].reset_late);
         let is_copied = matches!(self.state, State::Copying | State::Draining);
         if let Some(side) = reset.filter(|_| is_copied && self.failure.is_none()) {
             let at = self.at[side];
@@ -621,15 +638,22 @@ impl Relay {
         Event::Unspliced { at: at.map(Box::new), client_reset: false }
     }
 
-    /// Handles the end of the flow. If one host has reset the connection,
-    /// the sockets tell the other one, unless they are parked.
+    /// Handles the end of the flow. If one host has reset the connection, the sockets tell the other one, unless they are parked.
+    /// What both hosts have closed is left to the kernel: the sockets send what they have.
     fn end(&mut self, awake: &mut Awake<'_>, how: EndReason, forwarded: bool, before: State) {
         self.say(|| format!("ended in {before:?}: {how:?}"));
-        for s in awake.sockets.iter_mut().filter(|s| !s.is_gone()) {
+        if how == EndReason::Closed && !forwarded {
+            return;
+        }
+        for (side, s) in Side::BOTH.into_iter().zip(awake.sockets.iter_mut()).filter(|(_, s)| !s.is_gone()) {
             if forwarded {
                 s.dead = true;
-            } else {
-                s.abort(awake.now);
+            } else if !s.disconnect(awake.now) {
+                // like Datapath::reset_deserted
+                let leg = awake.m.leg(side);
+                if leg.flags & LegFlags::RESET_IN == 0 {
+                    s.reset_from(awake.now, leg.ack_in.wrapping_sub(leg.shim_out));
+                }
             }
         }
         if how != EndReason::Closed {
@@ -648,6 +672,15 @@ impl Relay {
     pub fn triggered(&mut self) {
         self.switch_at = 0;
     }
+}
+
+fn is_due(timer: Option<Duration>, now: Time) -> bool {
+    timer.is_some_and(|at| at <= Duration::from_micros(now))
+}
+
+/// The first microsecond that is not before `at`.
+fn micros(at: Duration) -> Time {
+    at.as_nanos().div_ceil(1000) as Time
 }
 
 /// What the sockets know of a path: sometimes, that a drain would take too long.

@@ -22,7 +22,8 @@ pub struct Style {
     pub probe_data: bool,
     /// The window is updated by SND.WL1 and SND.WL2 alone (RFC 9293); otherwise also whenever it grows (Linux).
     pub strict_window: bool,
-    /// Receives what Linux does, against a SHOULD of the RFCs: segments without timestamps that were negotiated.
+    /// As Linux: receives what it should not by the RFCs, segments without timestamps that were negotiated; and forgets a connection in
+    /// TIME-WAIT that is reset.
     pub lenient: bool,
     /// Drops data that is not in order, instead of keeping it for later (RFC 9293, 3.10.7.4: SHLD-31 is no MUST).
     pub drops_unordered: bool,

@@ -97,6 +97,8 @@ pub struct Tcp {
     delack_at: Option<Time>,
     ack_now: bool,
     pub reset: bool,
+    /// It was reset in TIME-WAIT: the process is not told.
+    pub reset_late: bool,
     /// Permanently silent: closed under TCP_REPAIR.
     pub dead: bool,
     /// The process has exited: nobody reads from this socket any more.
@@ -166,6 +168,7 @@ impl Tcp {
             delack_at: None,
             ack_now: false,
             reset: false,
+            reset_late: false,
             dead: false,
             orphan: false,
             closed_at: 0,
@@ -221,6 +224,22 @@ impl Tcp {
         let room = self.wnd.min(self.max.wrapping_sub(self.una));
         self.push(now, self.una.wrapping_add(room), Vec::new(), RST);
         (self.orphan, self.dead) = (true, true);
+    }
+
+    /// Closes the socket with a reset. As in Linux, none is sent once both ends were. Returns whether the other end is told, or needs not
+    /// be.
+    pub fn disconnect(&mut self, now: Time) -> bool {
+        if !self.eof || !self.fin_sent {
+            self.abort(now);
+            return true;
+        }
+        (self.orphan, self.dead) = (true, true);
+        self.fin_acked
+    }
+
+    /// Sends a reset with this number, in place of a socket that is closed.
+    pub fn reset_from(&mut self, now: Time, seq: u32) {
+        self.push(now, seq, Vec::new(), RST);
     }
 
     /// Whether the socket no longer exists, so that the kernel answers segments with a reset.

@@ -22,6 +22,8 @@ use std::time::Duration;
 const COUNT_EVERY: Duration = Duration::from_millis(250);
 /// Interval at which phases are polled during a drain, because events are lost when their ring is full.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval of looks where nobody waits for what they find, unless a host has reset its connection.
+pub(super) const LOOK_RARELY: Duration = Duration::from_secs(1);
 /// Time after the freeze of a message until its commit. Most messages have passed by then, and the general way of the data path
 /// costs them less than it takes to park the sockets, to wake the keeper up and to take the flow back.
 pub(super) const COMMIT_AFTER: Duration = Duration::from_millis(2);
@@ -46,15 +48,11 @@ const SILENT_AGAIN: Duration = Duration::from_secs(5);
 const FIT_TRIES: u32 = 4;
 /// Bytes after which windows that did not fit may do so: about what a host sends before it hears from the other.
 const FIT_STEP: u64 = 32 * 1024;
-/// Time until the next look whether a host has acknowledged all that it is to get before a reset.
-const RESET_AGAIN: Duration = Duration::from_millis(1);
 /// Time limit for what may be under way when a host has reset its connection: segments that the reset has overtaken, and the
 /// acknowledgement of forwarded bytes, which nobody sends again. If the other socket has bytes to deliver, too, it may first
 /// have to send those before them again.
-const UNDER_WAY: Duration = Duration::from_secs(1);
-const UNDER_WAY_BEHIND: Duration = Duration::from_secs(5);
-/// Time limit for the acknowledgement of FINs that were forwarded past the sockets, and of bytes before a reset.
-pub(super) const CLOSING: Duration = crate::lingering::LINGER;
+pub(super) const UNDER_WAY: Duration = Duration::from_secs(1);
+pub(super) const UNDER_WAY_BEHIND: Duration = Duration::from_secs(5);
 
 /// State of a flow while it is copied, drained or taken back.
 #[derive(Debug)]
@@ -77,7 +75,7 @@ pub(super) struct Control {
     /// Round-trip time of the whole path, and the rates before the splice in bytes per second, if the flow is to be watched.
     watch: Option<(Duration, Pair<u64>)>,
     /// Number of copied bytes at the last count, and the time when bytes last moved. Later, of bytes that are not acknowledged.
-    moved: (u64, Time),
+    pub moved: (u64, Time),
     /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
     counts: bool,
     tick_at: Time,
@@ -90,8 +88,12 @@ pub(super) struct Control {
     pub look_at: Time,
     /// The receiver of the message has sent data, or, in a drain, one of the hosts.
     pub heard: bool,
-    /// The unsplice found that everything is acknowledged.
+    /// All bytes that were forwarded past the sockets are acknowledged.
     pub settled: bool,
+    /// While copying, if they are not: the next look.
+    pub settle_at: Option<Time>,
+    /// Since when a host lacks such bytes whose sender has reset its connection.
+    lost_since: Option<Time>,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
 }
@@ -150,6 +152,8 @@ impl Control {
             look_at: Time::ZERO,
             heard: false,
             settled: false,
+            settle_at: None,
+            lost_since: None,
             then: None,
         }
     }
@@ -172,6 +176,26 @@ impl Control {
 
     fn is_due(&self) -> bool {
         self.copied() >= self.enough
+    }
+
+    /// Notes whether all forwarded bytes are acknowledged.
+    pub fn note_settled(&mut self, now: Time, at: &Switched) {
+        self.settled = at.is_local();
+        self.settle_at = (!self.settled).then(|| now + LOOK_RARELY);
+    }
+
+    /// Returns the host that has sent bytes which the other one will never get: they were forwarded past the sockets, and lost, and
+    /// their sender has reset its connection. What is under way may still arrive.
+    pub fn lost(&mut self, now: Time, at: &Switched) -> Option<Side> {
+        let is_reset = |side: &Side| at.flags[*side] & LegFlags::RESET != 0;
+        let side = Side::BOTH.into_iter().find(|side| is_reset(side) && at.phase[*side] == Phase::ToLocal);
+        self.lost_since = side.map(|_| self.lost_since.unwrap_or(now));
+        side.filter(|_| self.lost_since.is_some_and(|since| now >= since + UNDER_WAY_BEHIND))
+    }
+
+    /// Returns the time since both streams have ended.
+    pub fn has_closed_for(&self, now: Time) -> Duration {
+        now.saturating_sub(self.moved.1)
     }
 
     pub fn next_tick(&self) -> Time {
@@ -235,6 +259,7 @@ impl Core {
                 cx.refuse(why);
                 self.copy(cx, for_good.then_some(why))
             }
+            Event::Looked(at) if self.control().settle_at.is_some() => self.settles(cx, at),
             // late answers, or events of another state
             Event::Told
             | Event::Seen(_)
@@ -296,6 +321,9 @@ impl Core {
             }
             control.until = cx.now + UNDER_WAY;
         }
+        if control.settle_at.is_some_and(|at| cx.now >= at) {
+            return Action::Look;
+        }
         if cx.now >= control.tick_at {
             control.counts = control.copied() != control.moved.0;
             if control.counts {
@@ -307,6 +335,19 @@ impl Core {
             }
         }
         self.proceed(cx)
+    }
+
+    /// Not everything that was forwarded is acknowledged. A socket does not report that its host has reset the connection if both
+    /// FINs had been exchanged before, nor as long as it cannot be read, since the other host takes nothing.
+    fn settles(&mut self, cx: &mut Context<'_>, at: Result<Box<Switched>, SwitchError>) -> Action {
+        let control = self.control_mut();
+        control.settle_at = Some(cx.now + LOOK_RARELY);
+        let Ok(at) = at else { return Action::Wait }; // if there is another connection by now, the sockets report it
+        control.note_settled(cx.now, &at);
+        match control.lost(cx.now, &at) {
+            Some(side) => self.end(cx, EndReason::reset_by(side)),
+            None => Action::Wait,
+        }
     }
 
     /// Starts a splice if one is due.
@@ -485,7 +526,7 @@ impl Core {
         self.state = State::Draining;
         let control = self.control.as_mut().expect("not forwarded");
         (control.again, control.tries, control.wanted) = (None, 0, false);
-        (control.passed, control.heard, control.settled) = (false, false, false);
+        (control.passed, control.heard, control.settled, control.settle_at) = (false, false, false, None);
         self.message.iter_mut().for_each(|m| m.excess = false);
         (control.commit_at, control.until) = (cx.now, cx.now + cx.policy.drain_limit);
         for from in Side::BOTH {
@@ -682,88 +723,5 @@ impl Core {
         from.message.get_or_insert(u64::MAX); // its end is not passed on
         (to.message, to.in_hand, to.discards) = (Some(0), 0, true);
         Action::HoldBack(Pair::both(None))
-    }
-
-    /// Nothing more comes from the host that has failed. Waits until the other one has acknowledged everything: its reset would
-    /// discard what its socket still holds.
-    fn resets(&mut self, cx: &mut Context<'_>) -> Action {
-        self.state = State::Resetting;
-        self.control_mut().moved = (u64::MAX, cx.now);
-        Action::Measure
-    }
-
-    pub(super) fn on_resetting(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
-        let Some(side) = self.failed else { return self.end(cx, EndReason::Stopped) };
-        let is_forwarded = match event {
-            Event::Measured(facts) => {
-                self.note_outstanding(cx, side, &facts);
-                if cx.at[side].shimmed {
-                    return Action::Look;
-                }
-                false
-            }
-            Event::Looked(at) => at.is_ok_and(|at| at.phase[side] == Phase::ToLocal),
-            Event::Timer => return Action::Measure,
-            Event::Failed(other) if other != side => return self.end(cx, EndReason::reset_by(side)),
-            Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
-            _ => return Action::Wait,
-        };
-        self.awaits_acknowledgement(cx, side, is_forwarded)
-    }
-
-    /// The message has passed, but the host on this side has reset its connection before the other one has acknowledged what
-    /// was forwarded.
-    pub(super) fn settles_after_reset(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
-        let Some(side) = self.failed else { return Action::Wait };
-        self.note_outstanding(cx, side, facts);
-        self.awaits_acknowledgement(cx, side, true)
-    }
-
-    /// Notes how much of what the other socket has sent is not acknowledged.
-    fn note_outstanding(&mut self, cx: &Context<'_>, failed: Side, facts: &Pair<PathFacts>) {
-        let left = u64::from(facts[failed.other()].outstanding);
-        let control = self.control_mut();
-        if left < control.moved.0 {
-            control.moved = (left, cx.now);
-        }
-    }
-
-    /// Waits as long as the other host may yet acknowledge what came from the one that has failed. `is_forwarded`: it lacks bytes
-    /// that were forwarded, and which fitted its window.
-    fn awaits_acknowledgement(&mut self, cx: &mut Context<'_>, failed: Side, is_forwarded: bool) -> Action {
-        let control = self.control_mut();
-        let (left, moved) = control.moved;
-        let patience = match (is_forwarded, left) {
-            (false, 0) => Duration::ZERO,
-            (false, _) => CLOSING,
-            (true, 0) => UNDER_WAY,
-            (true, _) => UNDER_WAY_BEHIND,
-        };
-        if cx.now >= moved + patience {
-            return self.end(cx, EndReason::reset_by(failed));
-        }
-        // soon at first, then more rarely
-        control.look_at = cx.now + (cx.now.saturating_sub(moved) / 4).clamp(RESET_AGAIN, LOOK_EVERY);
-        Action::Wait
-    }
-
-    /// Both streams have ended, or the message has been relayed. Forwarded data belongs
-    /// to the data path until it is acknowledged, and only then may the legs part.
-    fn finish(&mut self, cx: &mut Context<'_>) -> Action {
-        self.note_copied(cx);
-        let is_whole = |m: &Passing| self.streams()[m.from].message == Some(0) || self.receiver_failed();
-        if self.failed.is_some() && !self.message.as_deref().is_some_and(is_whole) {
-            return self.resets(cx);
-        }
-        let (state, patience) = match self.message {
-            Some(_) if cx.at.client.shimmed && !self.control().settled => (State::Settling, cx.policy.idle_limit),
-            Some(_) => return self.end(cx, EndReason::MessageRelayed),
-            None if self.fin_past => (State::Closing, CLOSING),
-            None => return self.end(cx, EndReason::Closed),
-        };
-        self.state = state;
-        let control = self.control_mut();
-        (control.heard, control.moved, control.until) = (false, (u64::MAX, cx.now), cx.now + patience);
-        Action::Look
     }
 }

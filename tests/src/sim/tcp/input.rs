@@ -59,7 +59,9 @@ impl Tcp {
             return Some(Ignored::Sequence);
         }
         if p.flags & RST != 0 {
-            if seq == self.rcv {
+            if seq == self.rcv && self.style.lenient && self.eof && self.fin_acked {
+                (self.reset_late, self.dead) = (true, true);
+            } else if seq == self.rcv {
                 self.reset = true;
             } else {
                 self.challenge(now);

@@ -225,3 +225,135 @@ fn forwarded_bytes_that_are_lost_do_not_delay_a_reset_for_long() {
         ends(&flow.on(still_forwarded()), EndReason::ServerReset, false);
     }
 }
+
+/// The client has not acknowledged what was forwarded from the server, which has reset its connection: nobody sends it again.
+fn lost_by_server() -> Event {
+    let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..*reset_by_server() };
+    Event::Looked(Ok(Box::new(at)))
+}
+
+/// A flow that was taken back before everything that was forwarded from the server had been acknowledged.
+fn unsettled() -> Flow {
+    let mut flow = Flow::spliced(Policy::default());
+    assert!(matches!(flow.see(Why::Command(Command::Unsplice)), Action::Unsplice { .. }));
+    let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..Switched::default() };
+    assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
+    flow.on(Event::Attended(true));
+    flow
+}
+
+/// Looks until the flow ends, and returns how, and after what time. `look`: what each look finds.
+fn looked(flow: &mut Flow, look: impl Fn() -> Event) -> (Action, Duration) {
+    let began = flow.now;
+    loop {
+        flow.now = flow.core.timer().expect("it does not wait for ever").max(flow.now);
+        assert!(matches!(flow.on(Event::Timer), Action::Look));
+        let action = flow.on(look());
+        if !matches!(action, Action::Wait) {
+            return (action, flow.now - began);
+        }
+    }
+}
+
+/// Both FINs were exchanged with the server, so its socket is in TIME-WAIT and does not report the reset. The client lacks bytes that
+/// were forwarded before: neither its socket nor anybody else can deliver them.
+#[test]
+fn a_reset_behind_lost_bytes_reaches_the_other_host_though_both_streams_have_ended() {
+    let closing = || {
+        let mut flow = unsettled();
+        flow.close();
+        assert!(matches!(flow.on(Event::Copied), Action::Look));
+        flow
+    };
+    let mut flow = closing();
+    let (end, after) = looked(&mut flow, lost_by_server);
+    ends(&end, EndReason::ServerReset, false);
+    assert!((5 * SECOND..7 * SECOND).contains(&after), "{after:?}");
+    // an event tells of the reset; what was under way arrives
+    let mut flow = closing();
+    assert!(matches!(flow.on(still_forwarded()), Action::Wait));
+    assert!(matches!(flow.on(Event::Told), Action::Look));
+    assert!(matches!(flow.on(lost_by_server()), Action::Wait));
+    flow.now += SECOND;
+    ends(&flow.on(Event::Looked(Ok(reset_by_server()))), EndReason::Closed, false);
+    // no reset: the client takes its time
+    let mut flow = closing();
+    assert!(matches!(flow.on(Event::Stop { leave: false }), Action::Wait), "it is about to end");
+    let (end, after) = looked(&mut flow, still_forwarded);
+    ends(&end, EndReason::Idle, false);
+    assert!(after >= flow.policy.idle_limit);
+    // commands, a stop, and connections that are gone
+    ends(&closing().on(Event::Command(Command::Reset)), EndReason::Stopped, false);
+    let mut flow = closing();
+    flow.now += crate::lingering::LINGER;
+    assert!(flow.core.takes_commands() && flow.core.heeds_stop(flow.now));
+    ends(&flow.on(Event::Stop { leave: false }), EndReason::Stopped, false);
+    ends(&closing().on(Event::Looked(Err(SwitchError::Other))), EndReason::Closed, false);
+    assert!(matches!(closing().on(Event::Looked(Err(SwitchError::Run(12)))), Action::Wait));
+    let both = Switched { flags: Pair::both(LegFlags::RESET), ..Switched::default() };
+    ends(&closing().on(Event::Looked(Ok(Box::new(both)))), EndReason::ServerReset, false);
+}
+
+/// The client takes nothing, since it lacks forwarded bytes, so the server's last bytes stay in hand, and its socket is not read.
+#[test]
+fn a_reset_behind_lost_bytes_reaches_the_other_host_though_bytes_are_in_hand() {
+    for failed in [false, true] {
+        let mut flow = unsettled();
+        flow.core.streams_mut().server.took(10);
+        flow.at.server.took(10);
+        if failed {
+            assert!(matches!(flow.on(Event::Failed(Side::Server)), Action::HoldBack(_)));
+        }
+        let began = flow.now;
+        let end = loop {
+            flow.now = flow.core.timer().expect("it does not wait for ever").max(flow.now);
+            match flow.on(Event::Timer) {
+                Action::Look => match flow.on(lost_by_server()) {
+                    Action::Wait => {}
+                    end => break end,
+                },
+                action => assert!(matches!(action, Action::Wait), "{action:?}"),
+            }
+        };
+        ends(&end, EndReason::ServerReset, false);
+        assert!((5 * SECOND..8 * SECOND).contains(&(flow.now - began)), "{failed}");
+    }
+    // what was under way arrives, and nothing is looked for any more
+    let mut flow = unsettled();
+    assert!(flow.core.settles_at().is_some_and(|at| Some(at) == flow.core.timer()));
+    flow.now += SECOND;
+    assert!(matches!(flow.on(Event::Timer), Action::Look));
+    assert!(matches!(flow.on(Event::Looked(Err(SwitchError::Other))), Action::Wait), "the sockets report it");
+    assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Wait));
+    assert_eq!(flow.core.settles_at(), None);
+    flow.close();
+    ends(&flow.on(Event::Copied), EndReason::Closed, false);
+}
+
+/// A FIN was forwarded past the sockets, and the host that would have to acknowledge it is gone. The other one gets what its socket
+/// still has.
+#[test]
+fn a_host_that_is_gone_acknowledges_no_end() {
+    let mut flow = Flow::spliced(Policy::default());
+    flow.see(Why::Command(Command::Unsplice));
+    let at = Switched {
+        end: Pair::new(1, 0),
+        bound: Pair::new(1, 0),
+        was_forwarded: Pair::new(true, false),
+        fin: Pair::new(true, false),
+        phase: Pair::new(Phase::ToLocal, Phase::Local),
+        ..Switched::default()
+    };
+    flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false });
+    flow.on(Event::Attended(true));
+    flow.at.server.took(0);
+    flow.at.client.closed();
+    assert!(matches!(flow.on(Event::Copied), Action::Look));
+    assert!(matches!(flow.on(Event::Looked(Ok(reset_by_server()))), Action::Measure));
+    assert!(matches!(flow.on(outstanding(1000)), Action::Look));
+    assert!(matches!(flow.on(Event::Looked(Ok(reset_by_server()))), Action::Wait));
+    flow.now += crate::lingering::LINGER / 2;
+    assert!(matches!(flow.on(Event::Timer), Action::Measure));
+    assert!(matches!(flow.on(outstanding(0)), Action::Look));
+    ends(&flow.on(Event::Looked(Ok(reset_by_server()))), EndReason::ServerReset, false);
+}
