@@ -129,9 +129,10 @@ pub use released::{Recreated, Released, Resets};
 pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
 pub use sockets::{
-    PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, has_connection, is_urgent,
-    lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room, narrow_window,
-    path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread, widen_window,
+    PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, closes_mutely, has_connection,
+    is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room,
+    narrow_window, path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread,
+    widen_window,
 };
 pub use switch::{
     Commit, CommitOptions, Connection, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers,

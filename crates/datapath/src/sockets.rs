@@ -334,10 +334,23 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
 
 /// Returns whether a connected socket still has its connection: until then, no other connection has its addresses.
 pub fn has_connection(fd: impl AsFd) -> bool {
-    const CLOSED: u8 = 7; // TCP_CLOSE of <net/tcp_states.h>
+    const CLOSED: u8 = 7;
+    state(fd.as_fd()).is_some_and(|state| state != CLOSED)
+}
+
+/// Returns whether the kernel would close the socket without a word, even if it was told to reset its host: both have sent their
+/// ends (RFC 9293, 3.10.5). The host may not have got everything.
+pub fn closes_mutely(fd: impl AsFd) -> bool {
+    const LAST_ACK: u8 = 9;
+    const CLOSING: u8 = 11;
+    state(fd.as_fd()).is_some_and(|state| matches!(state, LAST_ACK | CLOSING))
+}
+
+/// Returns the state of a socket, as <net/tcp_states.h> numbers it.
+fn state(fd: BorrowedFd<'_>) -> Option<u8> {
     // the first byte of struct tcp_info is tcpi_state
-    let info: io::Result<[u32; 2]> = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO);
-    info.is_ok_and(|info| info[0].to_ne_bytes()[0] != CLOSED)
+    let info: io::Result<[u32; 2]> = get_raw(fd, libc::IPPROTO_TCP, libc::TCP_INFO);
+    info.ok().map(|info| info[0].to_ne_bytes()[0])
 }
 
 /// What the kernel has counted of a connection's sending (TCP_INFO).

@@ -208,6 +208,13 @@ impl Engine {
         }
     }
 
+    /// Resets a host that does not know that its connection is over, and that no socket tells.
+    pub fn reset_again(&self, connection: &Connection) {
+        if let Some(Err(error)) = self.datapath().map(|d| d.reset_deserted(*connection)) {
+            tracing::warn!(?connection, %error, "its host was not told that its connection is over");
+        }
+    }
+
     /// Removes the entries of a flow that has ended: at once, or, with
     /// `linger`, some time later, so that its last segments are still answered.
     pub fn forget(&self, flow: &Flow, linger: bool) {

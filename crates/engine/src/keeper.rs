@@ -107,7 +107,7 @@ impl Keeper {
         let connection = Connection { leg: event.leg, generation: event.generation };
         let Some(flow) = self.engine.flow_of(&connection) else {
             return if event.kind == EventKind::Deserted {
-                self.reset_again(&connection)
+                self.engine.reset_again(&connection)
             };
         };
         if event.more {
@@ -117,13 +117,6 @@ impl Keeper {
             return events.notify(event.kind);
         }
         self.handle(flow.id, Why::Told(event.kind));
-    }
-
-    /// Resets a host that has missed the reset of its connection.
-    fn reset_again(&self, connection: &Connection) {
-        if let Some(Err(error)) = self.engine.datapath().map(|d| d.reset_deserted(*connection)) {
-            tracing::warn!(?connection, %error, "its host was not told that its connection is over");
-        }
     }
 
     fn receive(&mut self, message: KeeperMessage) {

@@ -8,8 +8,8 @@ use crate::{
     taps::Tap,
 };
 use longsplice_datapath::{
-    Connection, Datapath, PathFacts, Repair, Tuple, clamp_window, has_connection, lift_outstanding, lift_unread,
-    limit_outstanding, limit_unread, limit_unsent, make_room, narrow_window, path_facts, received, unread,
+    Connection, Datapath, PathFacts, Repair, Tuple, clamp_window, closes_mutely, has_connection, lift_outstanding,
+    lift_unread, limit_outstanding, limit_unread, limit_unsent, make_room, narrow_window, path_facts, received, unread,
     widen_window,
 };
 use socket2::{SockAddr, SockRef, TcpKeepalive};
@@ -409,6 +409,11 @@ impl Leg {
         // The socket may be gone already, and then cannot be reset: errors can be ignored.
         let _ = Repair::Off.set(s);
         let _ = SockRef::from(&s).set_linger(Some(std::time::Duration::ZERO));
+    }
+
+    /// Returns whether [`Leg::abort`] does not tell the host, which may have to be told.
+    pub(crate) fn aborts_mutely(&self) -> bool {
+        self.descriptor().is_some_and(closes_mutely)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

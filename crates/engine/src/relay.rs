@@ -265,6 +265,7 @@ impl Relay {
         if how == EndReason::Left {
             self.untap();
         }
+        let mut mute = Pair::both(false);
         match how {
             // no socket may send for a forwarded flow, and none has anything to add after both FINs have passed
             _ if forwarded || (how == EndReason::Closed && self.core.is_fin_past()) => {
@@ -276,6 +277,7 @@ impl Relay {
             | EndReason::Idle
             | EndReason::Stopped
             | EndReason::Lost => {
+                mute = self.legs.each_ref().map(Leg::aborts_mutely);
                 self.legs.iter().for_each(Leg::abort);
             }
         }
@@ -294,6 +296,8 @@ impl Relay {
             let shimmed = legs.iter().any(|leg| leg.at.shimmed);
             let known = !legs.iter().all(Leg::is_only_copied);
             drop(legs); // the last segments of the sockets need the entries
+            let connections = flow.connections();
+            Side::BOTH.iter().filter(|side| mute[**side]).for_each(|side| engine.reset_again(&connections[*side]));
             if known && how != EndReason::Left {
                 engine.forget(&flow, (forwarded || shimmed) && !given_up);
             }
