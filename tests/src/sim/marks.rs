@@ -46,7 +46,7 @@ pub struct Marks {
     all: bool,
     hosts: Pair<End>,
     sockets: Pair<End>,
-    /// The end of all data received from each host.
+    /// The end of all data received from each host, its FIN included.
     come: Pair<Option<u32>>,
     counts: Counts,
 }
@@ -139,8 +139,9 @@ impl Marks {
             }
             Fate::Dropped(_) => return None,
         };
-        if !p.data.is_empty() {
-            self.come[from] = Some(come.map_or(end(p.data.len()), |c| later(c, end(p.data.len()))));
+        // a FIN counts: data that fills a gap before it, like any other gap, is taken for a retransmission
+        if p.end() != p.seq {
+            self.come[from] = Some(come.map_or(p.end(), |c| later(c, p.end())));
         }
         if p.flags & RST != 0 {
             return None;
