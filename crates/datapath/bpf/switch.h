@@ -274,6 +274,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	__u32 local_end = s->seq; /* data for the socket: [seq, local_end) */
 	__u32 come = l->max_in;
 	int pure = end == s->seq;
+	int data; /* the socket's copy carries data or a FIN */
 	int advanced, sent;
 
 	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
@@ -368,6 +369,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (fin && end == l->max_in) /* not if the FIN was held or cut off: it arrives again */
 		l->flags |= LEG_FIN_IN;
 
+	data = p->local;
 	/* The socket has caught up only when it has seen everything acknowledged. If the flow were spliced and unspliced
 	 * before, the new shim would place the socket's retransmissions where other bytes belong. */
 	if (l->flags & LEG_AHEAD && l->phase_out == PHASE_LOCAL && l->local_out == l->max_out && s->flags & TH_ACK &&
@@ -378,8 +380,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	}
 
 	/* acknowledgement: to the socket, the other host, or both */
-	edit_for_local(l, s, p, p->local);
-	if (!p->local)
+	edit_for_local(l, s, p, data);
+	if (!data)
 		p->l.keep = 0, p->l.flags &= ~TH_FIN;
 	p->ack = s->ack;
 	p->f.tsval = s->tsval;

@@ -436,7 +436,7 @@ impl World {
                 }
                 return self.fail("nothing will ever happen again");
             };
-            if next > LIMIT || steps > 400_000 {
+            if next > LIMIT || steps > 1_000_000 {
                 return self.fail("no end");
             }
             self.now = self.now.max(next);
