@@ -115,7 +115,8 @@ impl Run {
         self.links.iter().for_each(|l| l.change(CONGESTION).expect("change"));
         let marked = || self.links.each_ref().map(|l| l.counters().marked);
         wait_for(Duration::from_secs(8), || so().then_some(())).unwrap_or_else(|| {
-            panic!("{what}: marked {:?}, seen {:?}, {:?}", marked(), self.hosts(), self.f.verdicts())
+            let (seen, flows) = (self.hosts(), self.f.splicer.flows());
+            panic!("{what}: marked {:?}, seen {seen:?}, {:?}, {flows:#?}", marked(), self.f.verdicts())
         });
         self.links.iter().for_each(|l| l.change(Impair::NONE).expect("change"));
     }

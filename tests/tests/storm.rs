@@ -137,19 +137,29 @@ impl Storm {
     fn switch_at_random(&self, f: &Forwarder) -> u32 {
         let mut rng = SmallRng::seed_from_u64(7);
         let end = Instant::now() + self.time;
+        // since they were last seen copied
+        let (mut spliced, mut told) = (HashSet::new(), HashSet::new());
         let mut splices = 0;
         while splices < self.cycles && Instant::now() < end {
             let flows = f.splicer.flows();
             for flow in &flows {
                 let c = match flow.state {
                     FlowState::Copying => {
+                        let came_back = !told.remove(&flow.id) & spliced.remove(&flow.id);
+                        assert!(!came_back || self.unrest, "nobody has taken it back: {flow:#?}\n{:?}", f.verdicts());
                         splices += 1;
                         Command::Splice
                     }
-                    FlowState::Spliced | FlowState::Released => Command::Unsplice,
+                    FlowState::Spliced | FlowState::Released => {
+                        spliced.insert(flow.id);
+                        Command::Unsplice
+                    }
                     _ => continue,
                 };
                 if rng.random_bool(0.5) {
+                    if c == Command::Unsplice {
+                        told.insert(flow.id);
+                    }
                     f.splicer.command(flow.id, c);
                 }
             }

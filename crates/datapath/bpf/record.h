@@ -13,13 +13,16 @@ INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
 }
 
-/* Must the records be woken up before they can be used? l: its entry is not in force. po: the entry for packets from o's host.
- * The numbers of a record that sleeps are those of the commit, and gigabytes may have passed since. Another processor may have
- * woken up l, and not yet o. A commit that has marked o, and not yet l, has just brought po into force: that record is fresh. */
-INLINE int is_asleep(const struct leg *l, const struct leg *o, const struct path *po)
+/* Has the record to be woken up before it can be used? p: its path entry. Under the lock, since a commit marks the record and brings
+ * the entry into force under it: seen between the two, it would look like one whose entry was stopped. */
+INLINE int is_asleep(struct leg *l, const struct path *p)
 {
-	return l->flags & LEG_SPLICED || (*(volatile __u32 *)&o->flags & LEG_SPLICED &&
-					  !(*(volatile __u16 *)&po->word.flags & PATH_SPLICED));
+	int asleep;
+
+	bpf_spin_lock(&l->lock);
+	asleep = l->flags & LEG_SPLICED && !(*(volatile __u16 *)&p->word.flags & PATH_SPLICED);
+	bpf_spin_unlock(&l->lock);
+	return asleep;
 }
 
 /* Would both copies have to be cut? Then only the socket gets one, and the other host depends on a later segment. */

@@ -248,7 +248,9 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 				return drop(V_NO_PEER);
 			if (pl->word.flags & PATH_SPLICED)
 				return RETRY; /* committed since the entry was read */
-			if (is_asleep(l, o, po)) {
+			/* A record that is awake may have a peer that is not yet: another processor wakes up both. The numbers of one that
+			 * sleeps are those of the commit, and gigabytes may have passed since. */
+			if (is_asleep(l, pl) || is_asleep(o, po)) {
 				wake_both(l, o, pl, po, bpf_ktime_get_ns());
 				woken = 1;
 			}

@@ -175,7 +175,7 @@ again:
 	memset(&p, 0, sizeof(p));
 	if (fast(m, i, s, out))
 		return;
-	if (is_asleep(l, o, &m->path[!i])) {
+	if (is_asleep(l, &m->path[i]) || is_asleep(o, &m->path[!i])) {
 		wake_both(l, o, &m->path[i], &m->path[!i], m->now);
 		woken = 1;
 	}
