@@ -112,7 +112,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	p = &sc->p;
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
-		return TCX_NEXT;
+		return RETRY; /* the flow is over since the look-up */
 	/* A retransmitted SYN-ACK goes to the client, like the first one, until the client has completed the handshake. Our
 	 * socket would complete it for a client that may not exist. */
 	if (sc->end_to_end && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK) && !has_client(l)) {
@@ -203,9 +203,9 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	p = &sc->p;
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	/* A path entry without a record: the flow was released, and is being recreated. Drop the packet, or the kernel would
-	 * reset the connection for want of a socket. If the entry is gone as well, the flow is over, and that answer is right. */
+	 * reset the connection for want of a socket. If the entry is gone as well, the flow is over: this may begin the next one. */
 	if (!l)
-		return find_path(&sc->t) ? drop(V_NO_PEER) : TCX_NEXT;
+		return find_path(&sc->t) ? drop(V_NO_PEER) : RETRY;
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
 	sc->end_to_end = !!(l->flags & LEG_END_TO_END);
 	if (l->flags & LEG_SYN) {
@@ -492,6 +492,7 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 	if (!sc)
 		return TCX_NEXT;
 	if (is_list(skb) && !make_one(skb))
+	sc->foreign = sc->end_to_end = 0; /* another try may find another connection, or none */
 		return drop(V_REWRITE_FAILED);
 	if (!sc->v6) {
 		struct tuple4 k = key4(&sc->t);
