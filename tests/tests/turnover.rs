@@ -8,7 +8,7 @@ use longsplice_lab::{
 use longsplice_tests::{Forwarder, at_once};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
-    io::{self, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
@@ -364,53 +364,83 @@ fn one_port_serves_connections_to_several_servers() {
 #[test]
 #[ignore = "root"]
 fn clients_that_upload_come_again_from_the_same_port_at_once() {
-    const CLIENTS: usize = 2;
-    const TIMES: usize = 100;
-    const UPLOAD: usize = 65_536;
     for transparent in [false, true] {
-        let lab = Lab::new(Shape::TwoDevices, Options::default()).expect("lab");
-        for host in [&lab.client, &lab.server] {
-            host.sysctl("net.ipv4.tcp_max_tw_buckets", "0").expect("sysctl");
-        }
-        let server = SERVER.port(Family::V4, 7000);
-        let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
-        let (tell, told) = mpsc::channel();
-        lab.server.spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let tell = tell.clone();
-                thread::spawn(move || tell.send(take_upload(stream)));
-            }
-        });
-        let (f, to) = if transparent {
-            (Forwarder::foreign(&lab, server, at_once()), server)
-        } else {
-            let proxy = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
-            (Forwarder::start(&lab, proxy, server, at_once()), proxy)
-        };
-        let upload = move |from| {
-            let mut s = connect_from(from, to)?;
-            s.set_read_timeout(Some(PATIENCE))?;
-            s.write_all(&[1; UPLOAD])?;
+        let end = |mut s: TcpStream| {
             s.shutdown(Shutdown::Write)?;
             s.read_to_end(&mut Vec::new()).map(drop)
         };
-        let client = |i| {
-            let from = CLIENT.port(Family::V4, 4000 + i as u16);
-            lab.client
-                .spawn(move || (0..TIMES).try_for_each(|n| upload(from).map_err(|e: io::Error| format!("{n}: {e}"))))
-        };
-        let clients: Vec<_> = (0..CLIENTS).map(client).collect();
-        let failed: Vec<_> = clients.into_iter().filter_map(|c| c.join().expect("client").err()).collect();
-        assert!(failed.is_empty(), "transparent: {transparent}: {failed:?}\n{:?}", f.verdicts());
-        let ends: Vec<_> =
-            (0..CLIENTS * TIMES).map(|_| told.recv_timeout(3 * PATIENCE).expect("each one ends")).collect();
-        let odd: Vec<_> = ends.iter().filter(|end| **end != (UPLOAD, Ok(()))).collect();
-        assert!(odd.is_empty(), "transparent: {transparent}: {odd:?}\n{:?}", f.verdicts());
+        upload_again_and_again(transparent, end, |end| *end == (UPLOAD, Ok(())));
     }
 }
 
+/// The server of a client that resets its connection, and comes again, is told of it, though a new connection has taken its place.
+#[test]
+#[ignore = "root"]
+fn clients_that_upload_and_reset_come_again_from_the_same_port_at_once() {
+    for transparent in [false, true] {
+        let end = |s| {
+            reset(s);
+            Ok(())
+        };
+        // not connected: it was reset before its server could say anything
+        let is_told = |end: &Taken| matches!(end.1, Err(ErrorKind::ConnectionReset | ErrorKind::NotConnected));
+        upload_again_and_again(transparent, end, is_told);
+    }
+}
+
+const UPLOAD: usize = 65_536;
+
+/// How much a server has got, and how its connection has ended.
+type Taken = (usize, Result<(), ErrorKind>);
+
+/// Two clients upload, and end as `end` does, each a hundred times from one port. Each connection of the server ends as it should.
+fn upload_again_and_again(
+    transparent: bool,
+    end: impl Fn(TcpStream) -> io::Result<()> + Copy + Send + 'static,
+    is_right: impl Fn(&Taken) -> bool,
+) {
+    const CLIENTS: usize = 2;
+    const TIMES: usize = 100;
+    let lab = Lab::new(Shape::TwoDevices, Options::default()).expect("lab");
+    for host in [&lab.client, &lab.server] {
+        host.sysctl("net.ipv4.tcp_max_tw_buckets", "0").expect("sysctl");
+    }
+    let server = SERVER.port(Family::V4, 7000);
+    let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    let (tell, told) = mpsc::channel();
+    lab.server.spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let tell = tell.clone();
+            thread::spawn(move || tell.send(take_upload(stream)));
+        }
+    });
+    let (f, to) = if transparent {
+        (Forwarder::foreign(&lab, server, at_once()), server)
+    } else {
+        let proxy = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
+        (Forwarder::start(&lab, proxy, server, at_once()), proxy)
+    };
+    let upload = move |from| {
+        let mut s = connect_from(from, to)?;
+        s.set_read_timeout(Some(PATIENCE))?;
+        s.write_all(&[1; UPLOAD])?;
+        end(s)
+    };
+    let client = |i| {
+        let from = CLIENT.port(Family::V4, 4000 + i as u16);
+        lab.client.spawn(move || (0..TIMES).try_for_each(|n| upload(from).map_err(|e: io::Error| format!("{n}: {e}"))))
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+    let failed: Vec<_> = clients.into_iter().filter_map(|c| c.join().expect("client").err()).collect();
+    assert!(failed.is_empty(), "transparent: {transparent}: {failed:?}\n{:?}", f.verdicts());
+    let ends = (0..CLIENTS * TIMES).map(|_| told.recv_timeout(3 * PATIENCE).expect("each one ends"));
+    let odd: Vec<_> = ends.filter(|end| !is_right(end)).collect();
+    let (flows, ended) = (f.splicer.flows(), f.ended(0));
+    assert!(odd.is_empty(), "transparent: {transparent}: {odd:?}\n{flows:#?}\n{ended:#?}\n{:?}", f.verdicts());
+}
+
 /// Says all that it has to say at once, and reads to the end: how much there was, and how it ended.
-fn take_upload(mut s: TcpStream) -> (usize, Result<(), io::ErrorKind>) {
+fn take_upload(mut s: TcpStream) -> Taken {
     let (mut got, mut buffer) = (0, [0; 16_384]);
     let end = s.set_read_timeout(Some(PATIENCE)).and_then(|()| s.shutdown(Shutdown::Write)).and_then(|()| {
         loop {

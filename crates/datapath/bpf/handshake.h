@@ -41,21 +41,26 @@ __noinline int report_handshake(struct __sk_buff *skb)
 	return 1;
 }
 
-/* Find the socket that would get the segment, to be given back with bpf_sk_release(). struct tuple and struct tuple4 have the
- * layout of struct bpf_sock_tuple. */
-static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct scratch *sc)
+/* Find the socket of a leg, or the one that listens for it, to be given back with bpf_sk_release(). struct tuple and struct tuple4
+ * have the layout of struct bpf_sock_tuple. */
+static __always_inline struct bpf_sock *socket_at(struct __sk_buff *skb, const struct tuple *t, int v6)
 {
-	struct tuple4 k = key4(&sc->t);
+	struct tuple4 k = key4(t);
 
-	if (sc->v6)
-		return bpf_skc_lookup_tcp(skb, (void *)&sc->t, sizeof(sc->t), BPF_F_CURRENT_NETNS, 0);
+	if (v6)
+		return bpf_skc_lookup_tcp(skb, (void *)t, sizeof(*t), BPF_F_CURRENT_NETNS, 0);
 	return bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Return the state (BPF_TCP_*) of that socket, or 0 if there is none. */
-static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct scratch *sc)
+/* Find the socket that would get the segment. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct scratch *sc)
 {
-	struct bpf_sock *sk = socket_of(skb, sc);
+	return socket_at(skb, &sc->t, sc->v6);
+}
+
+/* Return the state (BPF_TCP_*) of a socket that was found, or 0 if there is none, and give it back. */
+static __always_inline __u32 state_of(struct bpf_sock *sk)
+{
 	__u32 state;
 
 	if (!sk)
@@ -63,6 +68,11 @@ static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct sc
 	state = sk->state;
 	bpf_sk_release(sk);
 	return state;
+}
+
+static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct scratch *sc)
+{
+	return state_of(socket_of(skb, sc));
 }
 
 /* Is there a socket for this connection, and not just a listening one? */
@@ -73,12 +83,23 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct scratc
 	return state && state != BPF_TCP_LISTEN;
 }
 
-/* Is there a socket that a SYN must not replace? A request socket and one in TIME-WAIT do not count. */
+/* Is that a socket that a SYN must not replace? A request socket and one in TIME-WAIT do not count. */
+static __always_inline int is_live(__u32 state)
+{
+	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
+}
+
 static __always_inline int has_live_socket(struct __sk_buff *skb, const struct scratch *sc)
 {
-	__u32 state = socket_state(skb, sc);
+	return is_live(socket_state(skb, sc));
+}
 
-	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
+/* Is there such a socket for the other leg? */
+__noinline int other_has_live_socket(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+
+	return sc ? is_live(state_of(socket_at(skb, &sc->other, !tuple_is_v4(&sc->other)))) : 0;
 }
 
 /* Read how far the local socket has sent (may_be_behind()). Nothing is read while a process works on it. The socket may be
@@ -147,10 +168,16 @@ static __always_inline int has_client(const struct leg *l)
 	return l->flags & LEG_RESTORED || bpf_map_lookup_elem(&legs, &l->peer);
 }
 
-/* Is this the leg to a server whose client has not completed the handshake? A client's leg has no peer before it is paired. */
+/* Is this the leg to a server whose client has not completed the handshake? A client's leg has no peer before it is paired. If the
+ * client's record is gone, another SYN may have taken its place: that has another number than the one that the server got. */
 static __always_inline int is_opening(const struct leg *l)
 {
-	return (l->flags & (LEG_END_TO_END | LEG_PAIRED)) == LEG_END_TO_END && l->peer.rport && !has_client(l);
+	struct embryo *e;
+
+	if ((l->flags & (LEG_END_TO_END | LEG_PAIRED)) != LEG_END_TO_END || !l->peer.rport || has_client(l))
+		return 0;
+	e = bpf_map_lookup_elem(&embryos, &l->peer);
+	return e && e->irs == l->iss;
 }
 
 #endif

@@ -72,7 +72,7 @@ static __always_inline enum step record_reset(struct leg *l, struct leg *o, cons
 		bpf_spin_unlock(&l->lock);
 		return STEP_RECORD;
 	}
-	host_reset(l, s, p);
+	host_reset(l, s, p, *(volatile __u8 *)&o->phase_out == PHASE_FWD);
 	bpf_spin_unlock(&l->lock);
 	bpf_spin_lock(&o->lock);
 	forward_reset(o, p);

@@ -80,9 +80,10 @@ INLINE void ask_other(const struct leg *o, struct plan *p)
 }
 
 /* Plan for an RST in order while the flow is switching: it goes to the socket, which may be gone, and to the other host if all
- * data before it was forwarded. Otherwise the socket may hold some of that data, or the process, and a reset would overtake it:
- * user space passes the data on, and then resets the other host. Under the lock of the leg where it arrived ... */
-INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
+ * data before it was forwarded. Otherwise a socket may hold some of that data, or the process, and a reset would overtake it:
+ * user space passes the data on, and then resets the other host. drained: the other host has acknowledged all that was sent by
+ * its socket. Under the lock of the leg where it arrived ... */
+INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p, int drained)
 {
 	l->flags |= LEG_RESET | LEG_RESET_IN;
 	edit_for_local(l, s, p, 0);
@@ -93,7 +94,7 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 	p->l.flags = p->f.flags = s->flags;
 	p->local = 1;
 	/* an RST with text (RFC 9293, 3.10.7.4) is not forwarded */
-	p->fwd = !s->len && l->phase_in == PHASE_FWD && !(l->flags & LEG_HOLD) && !keeps_data(l);
+	p->fwd = drained && !s->len && l->phase_in == PHASE_FWD && !(l->flags & LEG_HOLD) && !keeps_data(l);
 	if (!p->fwd && l->phase_out == PHASE_TO_LOCAL) /* the host acknowledges nothing any more */
 		l->phase_out = PHASE_LOCAL;
 	p->f.tsval = s->tsval;

@@ -129,8 +129,9 @@ __noinline int slow_special(struct __sk_buff *skb)
 		if (o && !is_paired(o, &sc->t))
 			o = NULL;
 		/* During a drain, what this host has sent before its end may still be on its way through the socket and the
-		 * process. Until the other host has it, the flow is not over. The SYN comes again. */
-		if (o && !is_over(o) && !(o->flags & LEG_RESET))
+		 * process. Until the other host has it, the flow is not over. Nor is it until the process has seen to it that the
+		 * other host is told of a reset, which may have been lost or late. The SYN comes again. */
+		if (o && !is_over(o) && (!(o->flags & LEG_RESET) || other_has_live_socket(skb)))
 			return drop(V_SYN);
 		return begin_anew(skb, !!o);
 	}
@@ -491,8 +492,8 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 
 	if (!sc)
 		return TCX_NEXT;
-	if (is_list(skb) && !make_one(skb))
 	sc->foreign = sc->end_to_end = 0; /* another try may find another connection, or none */
+	if (is_list(skb) && !make_one(skb))
 		return drop(V_REWRITE_FAILED);
 	if (!sc->v6) {
 		struct tuple4 k = key4(&sc->t);

@@ -130,6 +130,12 @@ pub fn get_leg(d: &Datapath, t: &Tuple) -> Option<abi::leg> {
     Some(d.maps.leg(t)?.raw)
 }
 
+/// Writes what is known of the SYN of a client that has not completed its handshake. `irs`: its number.
+pub fn put_embryo(d: &Datapath, t: &Tuple, irs: u32) -> io::Result<()> {
+    let e = abi::embryo { irs, ..Default::default() };
+    d.maps.embryos.update(bytes_of(&t.to_abi()), bytes_of(&e), MapFlags::ANY).map_err(io_error)
+}
+
 /// Returns the key of a leg's record, as in `leg.peer`.
 pub fn key(t: &Tuple) -> abi::tuple {
     t.to_abi()
