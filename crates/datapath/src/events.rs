@@ -174,12 +174,15 @@ fn produced(ring: &RingBuffer<'_>) -> u64 {
     unsafe { libbpf_sys::ring__producer_pos(libbpf_sys::ring_buffer__ring(ring.as_libbpf_object().as_ptr(), 0)) }
 }
 
-/// Passes records to `f` until it returns false. Passes `None` about ten times a second or more often. All records that were in
-/// the ring when one `None` was handled have been passed when the next one comes.
-pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bool) -> io::Result<()> {
+/// The usual time between two `None` of [`poll_ring`], at most.
+pub(crate) const TICK: Duration = Duration::from_millis(100);
+
+/// Passes records to `f` until it returns `None`. Otherwise it returns after which time it is to be called again, at most: with
+/// `None`. All records that were in the ring when one `None` was handled have been passed when the next one comes.
+pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> Option<Duration>) -> io::Result<()> {
     let f = RefCell::new(&mut f);
-    let go = Cell::new(true);
-    let hear = |data: Option<&[u8]>| go.set((f.borrow_mut())(data) && go.get());
+    let rest = Cell::new(Some(TICK));
+    let hear = |data: Option<&[u8]>| rest.set(rest.get().and_then(|_| (f.borrow_mut())(data)));
     let mut b = RingBufferBuilder::new();
     b.add(ring, |data| {
         hear(Some(data));
@@ -188,8 +191,8 @@ pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bo
     .map_err(failed)?;
     let ring = b.build().map_err(failed)?;
     let mut present = 0; // where the ring ended at the last `None`
-    while go.get() {
-        let heard = match ring.poll_raw(Duration::from_millis(100)) {
+    while let Some(rest) = rest.get() {
+        let heard = match ring.poll_raw(rest) {
             // read anyway: a producer that does not see yet how far we have read wakes nobody up
             0 => ring.consume_raw(),
             heard => heard,
@@ -227,7 +230,7 @@ impl Datapath {
     /// Passes copies of forwarded data ([`Datapath::freeze`] with `tap`) to `f` until it returns false.
     /// Passes `None` when all present copies have been passed. Blocks: call it from a thread of its own.
     pub fn poll_taps(&self, mut f: impl FnMut(Option<TapRecord<'_>>) -> bool) -> io::Result<()> {
-        poll_ring(&self.maps.taps, |data| f(data.map(TapRecord::new)))
+        poll_ring(&self.maps.taps, |data| f(data.map(TapRecord::new)).then_some(TICK))
     }
 
     /// Stops copying the forwarded data of a leg whose reader is gone.

@@ -21,6 +21,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::Range,
     os::fd::{AsRawFd, OwnedFd},
+    time::Duration,
 };
 
 /// Milliseconds by which our sockets' timestamp clocks are behind those of the hosts, most of which count milliseconds. So
@@ -363,9 +364,9 @@ impl Datapath {
         self.maps.forget_embryo(client, syn);
     }
 
-    /// Passes handshake segments to `f` until it returns false. Passes `None` when all
-    /// present segments have been passed. Blocks: call it from a thread of its own.
-    pub fn poll_handshakes(&self, mut f: impl FnMut(Option<Handshake>) -> bool) -> io::Result<()> {
+    /// Passes handshake segments to `f`, and `None` when all present segments have been passed. It returns after which time it is
+    /// to be called again, at most, or `None` to stop. Blocks: call it from a thread of its own.
+    pub fn poll_handshakes(&self, mut f: impl FnMut(Option<Handshake>) -> Option<Duration>) -> io::Result<()> {
         poll_ring(&self.maps.handshakes, |data| f(data.map(|data| Handshake::new(from_bytes(data)))))
     }
 }

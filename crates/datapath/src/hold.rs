@@ -3,7 +3,7 @@
 use crate::{
     Datapath, Tuple, abi,
     checksum::{fold, sum},
-    events::poll_ring,
+    events::{TICK, poll_ring},
     maps::{bytes_of, from_bytes, io_error},
     names::MARK_HELD,
     sockets::{send_frame, with_virtio_header},
@@ -152,6 +152,6 @@ impl Datapath {
     /// Passes held segments to `f` until it returns false. Passes `None` when all
     /// present segments have been passed. Blocks: call it from a thread of its own.
     pub fn poll_held(&self, mut f: impl FnMut(Option<HeldSegment>) -> bool) -> io::Result<()> {
-        poll_ring(&self.maps.held, |data| f(data.map(HeldSegment::new)))
+        poll_ring(&self.maps.held, |data| f(data.map(HeldSegment::new)).then_some(TICK))
     }
 }

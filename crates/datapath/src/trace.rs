@@ -2,7 +2,7 @@
 
 use crate::{
     Connection, Datapath, Tuple, VERDICTS, abi,
-    events::poll_ring,
+    events::{TICK, poll_ring},
     maps::{bytes_of, from_bytes, io_error},
     monotonic,
 };
@@ -125,7 +125,7 @@ impl Datapath {
             let segment = data.and_then(|data| Traced::new(&from_bytes(data)));
             // left over from an earlier trace
             let is_old = segment.as_ref().is_some_and(|s| s.when < began || legs.iter().all(|c| c.leg != s.leg));
-            failed.is_ok() && (is_old || f(segment))
+            (failed.is_ok() && (is_old || f(segment))).then_some(TICK)
         })?;
         failed?;
         self.tracing(abi::trace_word::TRACE_LOST)

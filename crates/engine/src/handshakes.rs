@@ -30,6 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(64);
 /// How long a segment waits for the end of an earlier connection with the same addresses. That connection is over, and its flow
 /// has been told, so this takes a millisecond or two. After a second, the segment is sent again.
 const LATE: Duration = Duration::from_secs(1);
+/// When such a segment is tried again for the first time. Later, when it has waited half as long again.
+const FIRST_TRY: Duration = Duration::from_millis(1);
+/// The time between two looks at what waits.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Maximum number of connections that wait to be accepted, for each
 /// listener, like the backlog of a listening socket. More are reset.
 const BACKLOG: usize = 4096;
@@ -112,6 +116,14 @@ impl HalfOpen {
     }
 }
 
+struct Late {
+    /// When it arrived.
+    since: Instant,
+    /// When it is tried again.
+    due: Instant,
+    segment: Handshake,
+}
+
 /// Counters of connections that were not opened from host to host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -150,8 +162,8 @@ pub(crate) struct Handshakes {
     clients: HashMap<Tuple, Tuple>,
     /// When old half-open connections were last looked for.
     looked: Option<Instant>,
-    /// Segments that wait for the end of an earlier connection with the same addresses, and since when.
-    late: Vec<(Instant, Handshake)>,
+    /// Segments that wait for the end of an earlier connection with the same addresses.
+    late: Vec<Late>,
     counts: ForeignCounts,
 }
 
@@ -213,11 +225,11 @@ fn hear(engine: &Arc<Engine>, handshakes: &Mutex<Handshakes>) {
         match handshake {
             Some(h) => f.hear(engine, d, h),
             None => {
-                f.hear_late(engine, d);
+                f.hear_late(engine, d, Instant::now());
                 f.look(d, Instant::now());
             }
         }
-        !engine.is_closing()
+        (!engine.is_closing()).then(|| f.rest())
     });
     if let Err(error) = heard {
         tracing::error!(%error, "connections of others cannot be heard of; they get no answer");
@@ -272,7 +284,7 @@ impl Handshakes {
     fn hear(&mut self, engine: &Arc<Engine>, d: &Datapath, h: Handshake) {
         tracing::trace!(?h);
         // It replaces an earlier one, which its host has repeated or given up. That one would begin another connection later.
-        self.late.retain(|(_, late)| late.leg != h.leg || late.segment != h.segment);
+        self.late.retain(|late| late.segment.leg != h.leg || late.segment.segment != h.segment);
         match h.segment {
             Some(Segment::Syn) => self.asked(engine, d, h, Instant::now()),
             Some(Segment::SynAck) => self.answered(engine, d, h, Instant::now()),
@@ -284,15 +296,26 @@ impl Handshakes {
 
     /// Puts a segment off until the flow of an earlier connection has ended. `since`: the first attempt.
     fn put_off(&mut self, segment: Handshake, since: Instant) {
-        if since.elapsed() < LATE && self.late.len() < HALF_OPEN {
-            self.late.push((since, segment));
+        let waited = since.elapsed();
+        if waited < LATE && self.late.len() < HALF_OPEN {
+            let due = Instant::now() + (waited / 2).max(FIRST_TRY);
+            self.late.push(Late { since, due, segment });
         } else {
             tracing::debug!(?segment, "its addresses are still in use; it will come again");
         }
     }
 
-    fn hear_late(&mut self, engine: &Arc<Engine>, d: &Datapath) {
-        for (since, segment) in std::mem::take(&mut self.late) {
+    /// Returns the time until something has to be tried again, or looked at.
+    fn rest(&self) -> Duration {
+        let due = self.late.iter().map(|late| late.due).min();
+        due.map_or(LOOK_EVERY, |due| due.saturating_duration_since(Instant::now()).clamp(FIRST_TRY, LOOK_EVERY))
+    }
+
+    fn hear_late(&mut self, engine: &Arc<Engine>, d: &Datapath, now: Instant) {
+        let late = std::mem::take(&mut self.late);
+        let (due, early): (Vec<_>, _) = late.into_iter().partition(|late| late.due <= now);
+        self.late = early;
+        for Late { since, segment, .. } in due {
             match segment.segment {
                 Some(Segment::Syn) if !self.half.contains_key(&segment.leg) => self.asked(engine, d, segment, since),
                 Some(Segment::SynAck) => self.answered(engine, d, segment, since),
