@@ -13,7 +13,6 @@ use longsplice_lab::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
-    env,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::Arc,
@@ -58,10 +57,8 @@ pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
             thread::spawn(move || accept(&traffic, &listener, port == NAMES));
         }
     }
-    // Not in the minute of each commit: they still find connections that are refused or reset where others reuse a port.
-    let reuse = env::var_os("LONGSPLICE_SOAK_SECONDS").is_some();
     // a host may use a port again at once if it keeps no TIME-WAIT, and some do not
-    for host in [&lab.client, &lab.server].into_iter().filter(|_| reuse) {
+    for host in [&lab.client, &lab.server] {
         host.sysctl("net.ipv4.tcp_max_tw_buckets", "0").expect("sysctl");
     }
     for n in 0..LASTING + SHORT {
@@ -69,10 +66,7 @@ pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
         let mut r = SmallRng::seed_from_u64(seed ^ (n + 1) << 32);
         lab.client.spawn(move || {
             while let Some(_open) = traffic.enter() {
-                if n >= LASTING && !reuse {
-                    one(&traffic.ledger, Kind::Short, None, &mut r);
-                    thread::sleep(Duration::from_millis(r.random_range(10..100)));
-                } else if let Some(n) = n.checked_sub(LASTING) {
+                if let Some(n) = n.checked_sub(LASTING) {
                     one(&traffic.ledger, Kind::passing(&mut r), Some(AGAIN + n as u16), &mut r);
                 } else {
                     one(&traffic.ledger, Kind::lasting(&mut r), None, &mut r);
