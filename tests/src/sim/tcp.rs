@@ -18,6 +18,9 @@ pub const MS: Time = 1000;
 /// After this time without a segment, an older TSval is no longer rejected (RFC 7323, 5.5; Linux's TCP_PAWS_WRAP).
 const PAWS_LASTS: Time = 2_147_000_000;
 
+/// No host waits longer until it retransmits (RFC 6298, 2.5).
+const LONGEST_RTO: Time = 60_000 * MS;
+
 pub fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
@@ -390,7 +393,7 @@ impl Tcp {
         self.dup = 0;
         self.timed = None;
         self.backoff = (self.backoff + 1).min(8);
-        self.rto_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
+        self.rto_at = Some(now + (self.rto << self.backoff).min(LONGEST_RTO));
         if self.wnd < self.mss() {
             // the window has shrunk: retransmit nevertheless (RFC 9293, 3.8.6)
             let n = (self.buffer.len() as u32).min(self.mss()).min(self.max.wrapping_sub(self.una));
@@ -415,7 +418,7 @@ impl Tcp {
             self.push(now, self.una.wrapping_sub(1), Vec::new(), 0);
         }
         self.backoff = (self.backoff + 1).min(8);
-        self.persist_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
+        self.persist_at = Some(now + (self.rto << self.backoff).min(LONGEST_RTO));
     }
 
     /// Takes back a segment that [`Tcp::poll`] has returned last: the queue of the device is full. As in Linux, its data counts as

@@ -1,6 +1,6 @@
 //! Processing of received segments (RFC 9293, 3.10.7.4).
 
-use super::{ACK, FIN, Ignored, PAWS_LASTS, PSH, Packet, RST, Tcp, Time, URG, after, before, later};
+use super::{ACK, FIN, Ignored, LONGEST_RTO, PAWS_LASTS, PSH, Packet, RST, Tcp, Time, URG, after, before, later};
 
 impl Tcp {
     fn ignore(&mut self, why: Ignored) {
@@ -224,7 +224,7 @@ impl Tcp {
                 self.rttvar = (3 * self.rttvar + self.srtt.abs_diff(r)) / 4;
                 self.srtt = (7 * self.srtt + r) / 8;
             }
-            self.rto = (self.srtt + 4 * self.rttvar).max(self.style.rto_min);
+            self.rto = (self.srtt + 4 * self.rttvar).clamp(self.style.rto_min, LONGEST_RTO);
             self.timed = None;
         }
         self.backoff = 0;
