@@ -225,6 +225,13 @@ INLINE int is_given_up(const struct leg *l)
 	return (l->flags & (LEG_RESET | LEG_RESET_IN)) == LEG_RESET;
 }
 
+/* Was the flow reset before the host had acknowledged all that was forwarded to it? An unsplice does not wait for that then
+ * (unsplice_out()). */
+INLINE int lacks_forwarded(const struct leg *l)
+{
+	return (l->flags & (LEG_PAIRED | LEG_RESET)) == (LEG_PAIRED | LEG_RESET) && before(l->ack_in, l->bound_out);
+}
+
 /* Is the leg in a switch, or is the host ahead of the socket after one? */
 INLINE int is_switching(const struct leg *l)
 {
@@ -549,7 +556,7 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		e->flags = s->flags & TH_RST ? s->flags : TH_RST | TH_ACK;
 		e->keep = 0;
 		/* The host accepts an RST only with exactly the number that it expects next (RFC 5961, 3.2). */
-		if (is_switching(l))
+		if (is_switching(l) || lacks_forwarded(l))
 			seq = l->ack_in;
 		l->flags |= LEG_RESET;
 	} else if (end != seq) {
