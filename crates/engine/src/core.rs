@@ -19,6 +19,7 @@
 //!
 //! A failed drain is not an error: the flow is copied again, and its status shows the reason.
 
+mod beyond;
 mod control;
 mod distance;
 mod ending;

@@ -4,7 +4,7 @@ use super::{
     MS, World,
     relay::State,
     show,
-    tcp::{ACK, Packet, RST, Time},
+    tcp::{ACK, Packet, RST, Time, before},
 };
 use longsplice_datapath::Side;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -25,9 +25,7 @@ impl World {
     /// Uses a random generator of its own: apart from these choices, the run is that of the same seed.
     pub(super) fn is_to_die(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
-        // Hosts that have seen larger windows do not use one below a
-        // segment, and without a process nobody unsplices the flow.
-        if self.hosts.iter().any(|h| h.style.receive < 2 * h.style.mss) {
+        if self.has_tiny_windows() {
             return;
         }
         if rng.random_bool(0.5) {
@@ -54,6 +52,11 @@ impl World {
         }
     }
 
+    /// Hosts that have seen larger windows do not use one below a segment, so they need somebody who unsplices the flow.
+    pub(super) fn has_tiny_windows(&self) -> bool {
+        self.hosts.iter().any(|h| h.style.receive < 2 * h.style.mss)
+    }
+
     pub(super) fn has_died(&self) -> bool {
         matches!(self.relay.state, State::Killed(_))
     }
@@ -67,6 +70,16 @@ impl World {
     /// was never sent: a flow that a limit returns to sockets that no longer exist is reset by its next segments.
     pub(super) fn may_be_silent(&self) -> bool {
         self.has_died() && self.may_break_off() && self.hosts.iter().all(|h| h.reset || h.is_quiet())
+    }
+
+    /// Whether both hosts have sent more than the other one can take, in a flow that stays forwarded because its process is dead:
+    /// each drops the other's acknowledgements (docs/limits.md).
+    pub(super) fn are_beyond(&self) -> bool {
+        let is_beyond = |from: Side| {
+            let (path, (_, max, _)) = (self.model.path(from), self.hosts[from].numbers());
+            !before(max.wrapping_add(path.sent.wrapping_sub(path.end)), self.hosts[from.other()].edge())
+        };
+        self.has_died() && Side::BOTH.into_iter().all(is_beyond)
     }
 
     /// Called before each wake-up of the process.

@@ -1,5 +1,7 @@
 //! What a run is like: its links, and what happens to hosts and process.
 
+use super::World;
+
 /// Impairments of the links.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
@@ -24,6 +26,8 @@ pub enum Kind {
     Queued,
     /// Everything that can happen to packets.
     Bad,
+    /// Like [`Kind::Bad`], but a flow stays spliced.
+    Kept,
     /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
     Crossing,
     /// Like [`Kind::Bad`], with ECN negotiated at random and a network that marks.
@@ -46,4 +50,14 @@ pub enum Kind {
     Long,
     /// Like [`Kind::Bad`], [`Kind::Crossing`] or [`Kind::Reset`], and the hosts connect again from the same ports when it is over.
     Reused,
+}
+
+impl World {
+    /// Nobody is to take the flow back, unless it needs that.
+    pub(super) fn is_to_be_kept(&mut self) {
+        let keeps = !self.has_tiny_windows();
+        let habits = &mut self.relay.habits;
+        habits.keeps = keeps;
+        habits.limits &= !keeps;
+    }
 }

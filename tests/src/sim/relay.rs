@@ -76,6 +76,8 @@ pub struct Habits {
     pub switches: u32,
     /// How long a freeze waits for windows to fit.
     pub patience: Time,
+    /// A spliced flow stays so, unless the core wants it back. The core decides how long a freeze waits.
+    pub keeps: bool,
 }
 
 /// What our sockets held when one of them was reset.
@@ -135,6 +137,8 @@ pub struct Relay {
     pub refused: u32,
     pub short: u32,
     pub taken_back: u32,
+    /// How often a flow that was to stay spliced was taken back.
+    pub rescued: u32,
     /// A socket was reset before the flow was forwarded.
     pub failure: Option<Failure>,
     /// Positions of the bytes from each host that were forwarded past the sockets last.
@@ -188,6 +192,7 @@ impl Relay {
             refused: 0,
             short: 0,
             taken_back: 0,
+            rescued: 0,
             failure: None,
             forwarded: Pair::default(),
             replaced: None,
@@ -339,6 +344,9 @@ impl Relay {
                 Action::Keep => {
                     self.splices += 1;
                     self.next_switch(awake.now, awake.rng);
+                    if self.habits.keeps {
+                        self.switch_at = Time::MAX;
+                    }
                     None
                 }
                 Action::Attend => Some(Event::Attended(true)),
@@ -348,8 +356,8 @@ impl Relay {
                     Some(Event::Measured(facts))
                 }
                 Action::Measure => Some(Event::Measured(Pair::both(measured(awake.rng)))),
-                Action::Freeze { .. } => {
-                    self.freeze(awake);
+                Action::Freeze { fit } => {
+                    self.freeze(awake, fit);
                     None
                 }
                 Action::Look if self.state == State::Draining && !self.core.copies() && !self.habits.hold => {
@@ -363,6 +371,7 @@ impl Relay {
                 Action::Commit { .. } => Some(Event::Committed(self.commit(awake.m))),
                 Action::Unsplice { away } => {
                     self.taken_back += u32::from(away.is_none());
+                    self.rescued += u32::from(away.is_some() && self.switch_at == Time::MAX);
                     Some(self.unsplice(awake))
                 }
                 Action::End { how, forwarded } => {
@@ -580,12 +589,13 @@ impl Relay {
     }
 
     /// Runs a freeze. The process learns of its success at the next wake-up.
-    fn freeze(&mut self, awake: &mut Awake<'_>) {
+    fn freeze(&mut self, awake: &mut Awake<'_>, fit: bool) {
         let since = *self.waiting.get_or_insert(awake.now);
         let halves = Pair::from_fn(|side| self.core.half(side, leg(side), &self.at[side]));
         let mut call = Switch::new(switch_op::OP_FREEZE, halves.each_ref(), GENERATION);
         call.args().hold = self.habits.hold.into();
-        call.args().fit = (awake.now < since + self.habits.patience).into();
+        let is_patient = awake.now < since + self.habits.patience;
+        call.args().fit = if self.habits.keeps { fit } else { is_patient }.into();
         let g = self.switch(awake.m, call);
         let frozen = g.frozen(self.at.map(|at| at.consumed));
         match &frozen {

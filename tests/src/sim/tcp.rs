@@ -300,6 +300,11 @@ impl Tcp {
         (self.una, self.max, self.rcv)
     }
 
+    /// The right edge of the window that was announced.
+    pub fn edge(&self) -> u32 {
+        self.edge
+    }
+
     /// Whether nothing is in flight in either direction.
     pub fn is_at_rest(&self) -> bool {
         self.una == self.max && self.delack_at.is_none()

@@ -68,6 +68,8 @@ pub(super) struct Control {
     /// The next attempt, if the data path could not splice yet, and the number of attempts so far.
     again: Option<Again>,
     tries: u32,
+    /// The last freeze did not wait for windows that fit.
+    is_forced: bool,
     /// Set while senders are held back.
     approach: Option<Approach>,
     /// Number of bytes copied when copying began, and that time.
@@ -140,6 +142,7 @@ impl Control {
             wanted: false,
             again: None,
             tries: 0,
+            is_forced: false,
             approach: None,
             began: (copied, Time::MAX),
             watch: None,
@@ -482,11 +485,13 @@ impl Core {
                 Some(n) => Limit::Bytes(u32::try_from(n).unwrap_or(u32::MAX).min(Limit::MAX)),
             });
         }
-        let control = self.control();
+        let is_message = self.message.is_some();
+        let control = self.control_mut();
         let fit = match control.tries {
-            0 => control.copied() > 0 || self.message.is_some(),
+            0 => control.copied() > 0 || is_message,
             n => n < FIT_TRIES && control.again.is_some_and(|again| again.time > cx.now),
         };
+        control.is_forced = !fit;
         Action::Freeze { fit }
     }
 
@@ -697,8 +702,9 @@ impl Core {
             .as_mut()
             .and_then(|control| control.watch.take())
             .and_then(|(rtt, before)| RateWatch::new(cx.now, rtt, before));
+        let is_forced = self.control().is_forced;
         (self.state, self.control) = (State::Spliced, None);
-        self.forwarded = Forwarded::new(cx.now, watch);
+        self.forwarded = Forwarded::new(cx.now, watch, is_forced);
         Action::Keep
     }
 

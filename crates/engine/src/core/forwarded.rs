@@ -1,6 +1,11 @@
 //! Forwarding mode: what takes a flow back, releases it or ends it.
 
-use super::{Action, Context, Control, Core, Event, State, Time, has_fragments, watch::RateWatch};
+use super::{
+    Action, Context, Control, Core, Event, State, Time,
+    beyond::{self, Beyond},
+    has_fragments,
+    watch::RateWatch,
+};
 use crate::{
     EndReason, PathCause, PathFinding, Refusal,
     types::{Command, Policy, Trigger},
@@ -86,13 +91,17 @@ pub(super) struct Forwarded {
     back: Option<Box<Back>>,
     /// Set while the flow is watched for harm that the splice has done.
     watch: Option<Box<RateWatch>>,
+    /// Set while both hosts may be beyond the other one's window.
+    beyond: Option<Box<Beyond>>,
     /// When its entries were first found to be gone.
     gone: Option<Time>,
 }
 
 impl Forwarded {
-    pub fn new(now: Time, watch: Option<RateWatch>) -> Forwarded {
-        Forwarded { began: now, sign: (Pair::default(), now), watch: watch.map(Box::new), ..Forwarded::default() }
+    /// `is_forced`: although a host may have been promised more than the other can take.
+    pub fn new(now: Time, watch: Option<RateWatch>, is_forced: bool) -> Forwarded {
+        let (watch, beyond) = (watch.map(Box::new), is_forced.then(|| Box::new(Beyond::new(now))));
+        Forwarded { began: now, sign: (Pair::default(), now), watch, beyond, ..Forwarded::default() }
     }
 }
 
@@ -148,7 +157,8 @@ impl Core {
 
     /// Returns the time until the flow must be looked at again, if that is soon.
     pub fn look_within(&self) -> Option<Duration> {
-        self.forwarded.watch.as_ref().map(|watch| watch.pause())
+        let watch = self.forwarded.watch.as_ref().map(|watch| watch.pause());
+        [watch, self.forwarded.beyond.as_ref().map(|beyond| beyond.pause())].into_iter().flatten().min()
     }
 
     /// Returns how long the hosts may wait for something whose event was lost.
@@ -247,6 +257,17 @@ impl Core {
                 let measured = cx.shown.finding.map_or(Pair::both(0), |finding| finding.rtt_us);
                 cx.refuse_path(PathFinding { cause: PathCause::Rate, sender, rtt_us: measured, loss: 0.0 });
                 wanted = Some(true);
+            }
+        }
+        if let Some(beyond) = &mut self.forwarded.beyond {
+            match beyond.look(cx.now, paths) {
+                beyond::Found::Unclear => {}
+                beyond::Found::Over => self.forwarded.beyond = None,
+                beyond::Found::Stuck if has_fragments(paths) => {}
+                beyond::Found::Stuck => {
+                    self.forwarded.beyond = None;
+                    wanted = wanted.or(Some(false));
+                }
             }
         }
         if let Some(stay) = wanted

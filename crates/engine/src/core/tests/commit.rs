@@ -40,3 +40,50 @@ fn what_has_ended_meanwhile_is_not_kept() {
     ends(&flow.on(Event::Unspliced { at, client_reset: false }), EndReason::ClientReset, false);
     assert_eq!(flow.shown.refusal, None, "a reset is no refusal");
 }
+
+/// Hosts that may both be beyond the other one's window are watched, and taken back if they wait for each other.
+#[test]
+fn what_was_spliced_whether_or_not_windows_fit_is_watched() {
+    let lacking = || {
+        let mut paths = forwarded();
+        (paths.client.sent, paths.server.sent) = (100, 100);
+        paths
+    };
+    // the windows fit: a copied flow waits for that
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(10), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    flow.copy(Side::Client, 10);
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
+    flow.measured();
+    assert!(matches!(flow.on(Event::LookedBehind(false)), Action::Freeze { fit: true }));
+    flow.frozen();
+    flow.drained();
+    assert!(matches!(flow.on(Event::Committed(Ok(Box::default()))), Action::Keep));
+    assert_eq!(flow.core.look_within(), None);
+    // at once
+    let mut flow = Flow::spliced(Policy::default());
+    for _ in 0..2 {
+        flow.now += flow.core.look_within().expect("it is watched");
+        assert!(matches!(flow.seen(Why::Look, lacking()), Action::Wait));
+    }
+    flow.now += flow.core.look_within().expect("it is watched");
+    assert!(matches!(flow.seen(Why::Look, lacking()), Action::Unsplice { .. }));
+    assert!(matches!(flow.taken_back(), Action::Attend));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::Measure), "it is spliced again");
+    // without sockets
+    let mut flow = Flow::released(Policy::default());
+    for _ in 0..3 {
+        flow.now += flow.core.look_within().expect("it is watched");
+        flow.seen(Why::Look, lacking());
+    }
+    assert!(flow.core.is_returning());
+    // fragments
+    let mut flow = Flow::spliced(Policy { release_after: None, ..Policy::default() });
+    for _ in 0..7 {
+        let mut paths = lacking();
+        paths.client.flags |= PathFlags::FRAGMENTS;
+        flow.now += flow.core.look_within().expect("it is watched");
+        assert!(matches!(flow.seen(Why::Look, paths), Action::Wait));
+    }
+    assert_eq!(flow.core.look_within(), None);
+}
