@@ -68,10 +68,13 @@ INLINE void heard(struct leg *l, const struct seg *s, __u64 now)
 }
 
 /* May the host's clock have gone half round since it was heard? Then its TSvals cannot be made to continue those that our
- * socket sent to the other host meanwhile, and that host might take them for old for as long again (PAWS). */
+ * socket sent to the other host meanwhile, and that host might take them for old for as long again (PAWS). So might it if the
+ * clock is a fast one, and its TSvals since the unsplice are not known. */
 INLINE int lost_clock(const struct leg *l, const struct leg *o, __u64 now)
 {
-	return l->flags & o->flags & LEG_TS && is_unheard(l, now);
+	const __u32 untimed = LEG_FAST_CLOCK | LEG_UNTIMED;
+
+	return l->flags & o->flags & LEG_TS && (is_unheard(l, now) || (l->flags & untimed) == untimed);
 }
 
 /* Do both the local socket and the data path send to the host, or may they? */
@@ -135,13 +138,19 @@ INLINE void stamp(struct edit *e, __u32 tsval, __u32 tsecr)
  * latest segment of the other host, o's, may have waited in a queue that has drained since, so that the TSvals behind it grew
  * faster than time: its clock is estimated as of the segment delayed least (compare_clocks()). It ticks every millisecond on
  * most hosts (RFC 7323, 5.4, allows 1 ms to 1 s), give or take 1/2048 while it was not compared. 8 more are for rounding and a
- * shorter delay than ever seen. With a faster clock (1 MHz in Linux with tcp_usec_ts) the estimate is too low. Hosts
- * compare modulo 2^32, so this works after any length of time. */
+ * shorter delay than ever seen. With a faster clock (1 MHz in Linux with tcp_usec_ts) the estimate is too low, until
+ * the other host's next segment tells (reached_at_least()). Hosts compare modulo 2^32, so this works after any length of time. */
 INLINE __u32 tsval_reached(const struct leg *l, const struct leg *o, __u64 now)
 {
 	__u32 silent = silent_for(o, now) / NS_PER_MS;
 
 	return o->clock_in + (__u32)(now / NS_PER_MS) + (silent >> 11) + 8 + l->ts_from_peer;
+}
+
+/* Correct that estimate by the first TSval of the other host after the unsplice: l's host was sent none beyond it. */
+INLINE void reached_at_least(struct leg *l, __u32 tsval)
+{
+	l->tsval_out = later(l->tsval_out, tsval + l->ts_from_peer);
 }
 
 #endif

@@ -322,8 +322,10 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 	l->max_in = end;
 	l->max_out = out->word.end + out->seq_add;
 	l->ack_in = in->max_ack;
-	if (l->flags & o->flags & LEG_TS)
+	if (l->flags & o->flags & LEG_TS) {
 		l->tsval_out = tsval_reached(l, o, now);
+		l->flags |= LEG_UNTIMED;
+	}
 	l->flags |= LEG_CLOCK;
 	l->edge_in = l->ack_in + (room_of((in->via & VIA_ROOM) >> VIA_ROOM_SHIFT) << l->wscale_in);
 	l->ack_out = out->max_ack + out->ack_add;

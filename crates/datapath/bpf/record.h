@@ -103,6 +103,12 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 	flags ^= l->flags;
 	seq_off = l->seq_off;
 	bpf_spin_unlock(&l->lock);
+	if (flags & LEG_UNTIMED && o) {
+		bpf_spin_lock(&o->lock);
+		if (is_paired(o, t))
+			reached_at_least(o, s->tsval);
+		bpf_spin_unlock(&o->lock);
+	}
 	if (!go)
 		return STEP_DROP;
 	if (flags & LEG_HOLD && p->fwd_data) /* the last held segment is being forwarded */

@@ -143,7 +143,7 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 	p->in_order_ts = 0;
 	if (s->has_ts && is_news(l, s)) {
 		l->tsval_in = s->tsval;
-		l->flags &= ~LEG_UNHEARD;
+		l->flags &= ~(LEG_UNHEARD | LEG_UNTIMED);
 		p->in_order_ts = 1;
 	}
 	/* The host echoes the last TSval that it accepted (RFC 7323, 4.3). Ours must not be older, whichever clock that came
