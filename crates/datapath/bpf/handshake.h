@@ -41,8 +41,8 @@ __noinline int report_handshake(struct __sk_buff *skb)
 	return 1;
 }
 
-/* Find the socket of a leg, or the one that listens for it, to be given back with bpf_sk_release(). struct tuple and struct tuple4
- * have the layout of struct bpf_sock_tuple. */
+/* Find the socket of a leg, or the one that listens for it, to be given back with bpf_sk_release(). struct tuple and struct
+ * tuple4 have the layout of struct bpf_sock_tuple. */
 static __always_inline struct bpf_sock *socket_at(struct __sk_buff *skb, const struct tuple *t, int v6)
 {
 	struct tuple4 k = key4(t);
@@ -168,8 +168,8 @@ static __always_inline int has_client(const struct leg *l)
 	return l->flags & LEG_RESTORED || bpf_map_lookup_elem(&legs, &l->peer);
 }
 
-/* Is this the leg to a server whose client has not completed the handshake? A client's leg has no peer before it is paired. If the
- * client's record is gone, another SYN may have taken its place: that has another number than the one that the server got. */
+/* Is this the leg to a server whose client has not completed the handshake? A client's leg has no peer before it is paired. If
+ * the client's record is gone, another SYN may have taken its place: that has another number than the one that the server got. */
 static __always_inline int is_opening(const struct leg *l)
 {
 	struct embryo *e;

@@ -13,8 +13,8 @@ INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
 }
 
-/* Has the record to be woken up before it can be used? p: its path entry. Under the lock, since a commit marks the record and brings
- * the entry into force under it: seen between the two, it would look like one whose entry was stopped. */
+/* Has the record to be woken up before it can be used? p: its path entry. Under the lock, since a commit marks the record and
+ * brings the entry into force under it: seen between the two, it would look like one whose entry was stopped. */
 INLINE int is_asleep(struct leg *l, const struct path *p)
 {
 	int asleep;
