@@ -3,6 +3,7 @@ use longsplice_datapath::{LegFlags, PathFlags, Tuple, set_transparent};
 use longsplice_engine::{Command, EndReason, Ended, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
+    namespace::counter_here,
     process::wait_for,
     topology::{CLIENT, SERVER},
     traffic::{Script, connect, converse, intact, listen},
@@ -518,7 +519,11 @@ fn forged_handshakes_take_nothing_from_a_routed_connection() {
         };
         wait_for(PATIENCE, sockets).expect("its answer makes sockets");
         older.works("and its answer");
+        // another SYN is the server's to judge
+        let judged = || older.lab.server.run(|| counter_here("TcpExt", "TCPSYNChallenge")).expect("counter");
+        let before = judged();
         older.forge(family, true, Packet { seq: 700, flags: flag::SYN, ..blank() });
+        wait_for(PATIENCE, || (judged() > before).then_some(())).expect("the SYN is routed");
         older.works("and another SYN");
         // how it ends is none of our business, either
         SockRef::from(&older.server).set_linger(Some(Duration::ZERO)).expect("linger");

@@ -246,6 +246,9 @@ fn what_is_cut_off_behind_a_reply_answers_no_request() {
     // a drain lasts for a round trip
     let delay = Impair { delay: Duration::from_millis(300), ..Impair::NONE };
     let _far = [LinkDirection::ToClient, LinkDirection::FromClient].map(|way| lab.impair(way, delay).unwrap());
+    // all of it is sent within that time, and comes again when the next request is on its way
+    lab.server.ip("route change 10.77.2.0/24 dev s0 initcwnd 100 rto_min 5s\n").unwrap();
+    lab.server.sysctl("net.ipv4.tcp_early_retrans", "0").unwrap();
     let server = SERVER.port(Family::V4, PORT);
     let listener = lab.server.run(|| TcpListener::bind(server)).unwrap();
     let (drains, goes_on) = mpsc::channel::<()>();

@@ -112,6 +112,22 @@ fn nobody_makes_a_host_send_small_packets_to_others() {
     });
 }
 
+/// Nor by an answer of our own, to a segment that does not fit: the part that fits goes on.
+#[test]
+#[ignore = "root"]
+fn nobody_is_told_of_so_little_by_us() {
+    bench(64, |b| {
+        for (port, v6) in (50_000..).zip(FAMILIES) {
+            let mut f = Flow::new(v6);
+            f.up.mtu = 1000;
+            f.client.remote.set_port(port); // the rate is limited for each leg
+            f.down.out_to = f.client.remote;
+            let o = agree_with(b, 0, &format!("{v6:?}"), &f, &f.next(1200).frame(), None);
+            assert_eq!(o.verdicts, ["forwarded"], "{v6:?}");
+        }
+    });
+}
+
 #[test]
 #[ignore = "root"]
 fn what_is_no_such_message_moves_nothing() {
