@@ -432,12 +432,7 @@ impl<'a> Exchange<'a> {
         let refuse = |why: &str| Err(End::Fault(Fault::BadReply(why.into()), 502));
         let client = self.request.version;
         if reply.is_interim() {
-            let (count, since) = &mut self.down.interim;
-            if since.elapsed() > INTERIM_WITHIN {
-                (*count, *since) = (0, Instant::now());
-            }
-            *count += 1;
-            if *count > INTERIM_MAX {
+            if is_too_many(&mut self.down.interim, Instant::now()) {
                 return refuse("the server sends one interim reply after the other");
             }
             if client == Version::Http11 {
@@ -696,10 +691,29 @@ pub(crate) fn bad_request(wrong: Wrong) -> End {
     End::Fault(Fault::BadRequest(wrong.to_string()), wrong.status())
 }
 
+/// Counts an interim reply ([`Down::interim`]). Returns whether there are too many.
+fn is_too_many((count, since): &mut (u32, Instant), now: Instant) -> bool {
+    if now.saturating_duration_since(*since) > INTERIM_WITHIN {
+        (*count, *since) = (0, now);
+    }
+    *count += 1;
+    *count > INTERIM_MAX
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+    #[test]
+    fn interim_replies_are_limited_in_a_second_not_in_an_exchange() {
+        let start = Instant::now();
+        let mut steady = (0, start);
+        let mut every = (0..1000).map(|n| start + n * Duration::from_millis(20));
+        assert!(!every.any(|now| is_too_many(&mut steady, now)), "{steady:?}");
+        let mut at_once = (0, start);
+        assert_eq!((0..1000).position(|_| is_too_many(&mut at_once, start)), Some(INTERIM_MAX as usize));
+    }
 
     /// An attempt to splice such a body would fail, and cost more than to copy it.
     #[tokio::test]
