@@ -2,12 +2,15 @@
 //! that it does not start with. Needs root and eBPF, and fails without.
 
 use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
+use longsplice_datapath::VERDICTS;
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
     topology::{Address, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
 };
+use longsplice_proxy::CounterValues;
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener},
@@ -305,14 +308,36 @@ fn bodies_that_would_be_slower_spliced_are_copied() {
     }
 }
 
+fn documented(section: &str) -> Vec<String> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics-and-verdicts.md");
+    let text = fs::read_to_string(docs).unwrap();
+    let (_, table) = text.split_once(&format!("\n## {section}\n")).unwrap();
+    let table = table.split("\n##").next().unwrap(); // translucent proxying and farms have sections of their own
+    table.lines().filter(|l| l.starts_with("| `")).map(String::from).collect()
+}
+
 /// Each label is in the table of the documentation, with its remedy.
 #[test]
 fn refusals_are_documented() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics-and-verdicts.md");
-    let text = fs::read_to_string(docs).unwrap();
-    let (_, table) = text.split_once("## Refusals").unwrap();
+    let rows = documented("Refusals");
     for why in longsplice_engine::Refusal::ALL {
-        let row = table.lines().find(|l| l.starts_with(&format!("| `{why}` | ")));
+        let row = rows.iter().find(|l| l.starts_with(&format!("| `{why}` | ")));
         assert!(row.is_some_and(|row| row.matches(" | ").count() == 2), "{why}: {row:?}");
+    }
+}
+
+/// What `stats` prints is in the documentation, and nothing else.
+#[test]
+fn verdicts_and_counters_are_documented() {
+    let counters = serde_json::to_value(CounterValues::default()).unwrap();
+    let counters: Vec<_> = counters.as_object().unwrap().keys().map(String::as_str).collect();
+    for (section, names) in [("Verdicts", &VERDICTS[..]), ("Counters of the proxy", &counters)] {
+        let rows = documented(section);
+        let names_of = |row: &str| {
+            row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2).map(String::from).collect::<Vec<_>>()
+        };
+        let told: BTreeSet<String> = rows.iter().flat_map(|row| names_of(row)).collect();
+        let known: BTreeSet<String> = names.iter().map(|name| name.to_string()).collect();
+        assert_eq!(told, known, "{section}: documented, and known");
     }
 }

@@ -1,6 +1,7 @@
 //! Definitions shared by both sides: layouts, constants, memory.
 
 use super::*;
+use std::collections::BTreeSet;
 
 macro_rules! layout {
     ($types:expr, $t:ident { $($field:ident),* }) => {{
@@ -9,6 +10,40 @@ macro_rules! layout {
         let ours = vec![$((stringify!($field).to_string(), std::mem::offset_of!(abi::$t, $field))),*];
         assert_eq!(found.members, ours, "members of struct {}", stringify!($t));
     }};
+}
+
+/// The tables of docs/lifecycle.md name all maps, and the sizes of what is in them.
+#[test]
+#[ignore = "root"]
+fn maps_are_documented() {
+    let docs = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/lifecycle.md"));
+    let rows: Vec<[&str; 2]> = docs
+        .lines()
+        .skip_while(|line| *line != "## Maps")
+        .take_while(|line| !line.starts_with("## Limits"))
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+        .map(|(name, rest)| [name, rest.split(" | ").next().expect("a column")])
+        .collect();
+    let source = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/datapath/bpf/maps.h"));
+    let declared = source.lines().filter_map(|line| line.strip_prefix("} ")).flat_map(|line| line.split(", "));
+    let declared: BTreeSet<&str> =
+        declared.filter_map(|map| map.split_once(" SEC(\".maps\")")).map(|map| map.0).collect();
+    assert_eq!(rows.iter().map(|row| row[0]).collect::<BTreeSet<_>>(), declared, "documented, and declared");
+    bench(64, |b| {
+        let types = testing::Types::of(&b.datapath).expect("BTF");
+        let mut sizes = 0;
+        for [map, holds] in &rows {
+            // `name` size
+            for (name, size) in holds.split('`').skip(1).step_by(2).zip(holds.split('`').skip(2).step_by(2)) {
+                let size = size.trim_start().split([' ', ',']).next().and_then(|size| size.parse::<usize>().ok());
+                let Some(size) = size else { continue };
+                let found = types.layout(name).unwrap_or_else(|| panic!("{map}: struct {name} is in the BTF"));
+                assert_eq!(found.size, size, "{map}: struct {name}");
+                sizes += 1;
+            }
+        }
+        assert!(sizes >= 5, "{sizes} sizes");
+    });
 }
 
 #[test]
