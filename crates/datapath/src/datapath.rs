@@ -5,11 +5,12 @@ use crate::{
     attachment::{Attachment, Mended},
     conntrack::{Conntrack, ConntrackCounts},
     error::OpenError,
-    maps::{Maps, sum_of},
+    maps::{Maps, io_error, sum_of},
     remotes::Remotes,
     rest::{self, Rest},
     vias::NextHops,
 };
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::eventfd::EventFd;
 use std::{
     io,
@@ -214,6 +215,13 @@ impl Datapath {
     /// Returns how many legs have found no room since the maps were created: the verdict `table-full`.
     pub fn legs_without_room(&self) -> io::Result<u64> {
         sum_of(&self.maps.verdicts, abi::verdict::V_TABLE_FULL.0)
+    }
+
+    /// Returns the number of path entries of both address families: two per flow, and those that linger.
+    pub fn entries(&self) -> io::Result<u64> {
+        let map = MapHandle::from_pinned_path(self.pin.join("entries")).map_err(io_error)?;
+        let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+        Ok(u64::from_ne_bytes(value.try_into().map_err(|_| io::ErrorKind::InvalidData)?))
     }
 
     /// Returns the index in `remotes6` for the IPv6 address to which packets of this IPv4 leg go. Assigns one if necessary.

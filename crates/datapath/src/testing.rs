@@ -146,12 +146,6 @@ pub fn put_path(d: &Datapath, t: &Tuple, p: &abi::path, remote: [u32; 4]) -> io:
     d.maps.put_path(t, abi::path6 { p: *p, remote })
 }
 
-/// Returns the number of path entries, as the data path counts them.
-pub fn entries(d: &Datapath) -> io::Result<u64> {
-    let value = pinned(d, "entries")?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
-    Ok(u64::from_ne_bytes(value.try_into().map_err(|_| io::ErrorKind::InvalidData)?))
-}
-
 /// Returns the number of packets whose path entry, or another one of the same home, was found before their turn.
 pub fn found_ahead(d: &Datapath) -> io::Result<u64> {
     sum_of(&pinned(d, "aheads")?, 0)

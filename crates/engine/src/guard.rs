@@ -73,10 +73,17 @@ impl Guard {
             return;
         }
         self.full = (all, now + FULL_EVERY);
-        let n = all - told;
-        tracing::warn!(
-            "the tables of flows are full: {n} connections are copied, not spliced; a larger --max-flows helps"
-        );
+        let (n, entries) = (all - told, d.entries().unwrap_or(u64::MAX));
+        tracing::warn!("{n} connections are copied, not spliced: {}", why_no_room(entries, d.max_flows()));
+    }
+}
+
+/// Returns why legs find no room. A flow has two entries.
+fn why_no_room(entries: u64, max_flows: u32) -> &'static str {
+    if entries < u64::from(max_flows) {
+        "clients have used the same ports again faster than the places of their last connections are freed, within a second"
+    } else {
+        "the tables of flows are full; a larger --max-flows helps"
     }
 }
 
@@ -116,5 +123,15 @@ fn is_spoilt(d: &Datapath, flow: &Flow) -> bool {
         FlowOwner::Task { .. } => flow.legs.iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched())),
         FlowOwner::Keeper(kept) => kept.is_spoilt(d, flow),
         FlowOwner::Gone => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_larger_table_is_advised_if_it_helps() {
+        for (entries, helps) in [(0, false), (15, false), (17, true), (32, true), (u64::MAX, true)] {
+            assert_eq!(super::why_no_room(entries, 16).contains("--max-flows"), helps, "{entries}");
+        }
     }
 }

@@ -134,7 +134,7 @@ fn a_full_table_is_said_now_and_then() {
         stream
     };
     let streams: Vec<TcpStream> = (0..CLIENTS).map(open).collect();
-    running.wait_message("the tables of flows are full: ");
+    running.wait_message("the tables of flows are full; ");
     let refused = flows(&running).iter().filter(|flow| flow["refusal"] == "table-full").count();
     assert!(refused >= CLIENTS - 16, "{refused}");
     let counters: Value = serde_json::from_str(&running.client(&["counters", "--json"])).unwrap();

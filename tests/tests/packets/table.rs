@@ -342,6 +342,6 @@ fn others_come_and_go() {
             came.into_iter().for_each(|c| c.expect("each is found while it is there"));
         });
         assert_eq!(b.datapath.paths().len(), stay.len());
-        assert_eq!(testing::entries(&b.datapath).expect("pinned"), stay.len() as u64, "counted as they come and go");
+        assert_eq!(b.datapath.entries().expect("pinned"), stay.len() as u64, "counted as they come and go");
     });
 }
