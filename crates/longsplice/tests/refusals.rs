@@ -331,7 +331,7 @@ fn refusals_are_documented() {
 fn verdicts_and_counters_are_documented() {
     let counters = serde_json::to_value(CounterValues::default()).unwrap();
     let counters: Vec<_> = counters.as_object().unwrap().keys().map(String::as_str).collect();
-    for (section, names) in [("Verdicts", &VERDICTS[..]), ("Counters of the proxy", &counters)] {
+    for (section, names) in [("Verdicts", VERDICTS), ("Counters of the proxy", &counters)] {
         let rows = documented(section);
         let names_of = |row: &str| {
             row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2).map(String::from).collect::<Vec<_>>()
