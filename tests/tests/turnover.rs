@@ -283,6 +283,7 @@ fn clients_come(
     assert!(odd.is_empty(), "{} of {}: {:?}", odd.len(), ended.len(), odd.first());
     let again = lab.client.counter("TcpExt", "TCPSynRetrans").expect("counter");
     let most = most_again.map(|n| (CLIENTS * times / n) as u64);
+    println!("{again} SYNs were sent again");
     assert!(most.is_none_or(|most| again < most), "{again} SYNs were sent again: {:?}", f.verdicts());
     // A four-tuple has 64 places, and each rests for a grace period or two; for a second, most connections would find none. On a
     // busy machine, grace periods are longer, and a SYN that waits for a place counts each time it looks for one.

@@ -89,6 +89,7 @@ enum leg_flag {
 	LEG_UNHEARD = 1 << 25, /* tsval_in is so old that TSvals cannot be compared with it (clock.h) */
 	LEG_EXCESS = 1 << 26,  /* since the freeze, the host has sent data or a FIN beyond limit_in */
 	LEG_UNTIMED = 1 << 27, /* no TSval of the host has come since the unsplice: its latest one is not known (clock.h) */
+	LEG_TOLD = 1 << 28,    /* a reset was forwarded to the host, which had acknowledged all that was sent to it: it accepts that */
 };
 
 /* The record of a leg. `lock` protects it; docs/switching.md (Concurrency) lists what is accessed without the lock. */

@@ -103,6 +103,13 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p, int d
 	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
 }
 
+/* Does the host know of the reset? Otherwise it may have been ahead of the one that was forwarded, and have ignored it, or none
+ * was. */
+INLINE int knows_of_reset(const struct leg *l)
+{
+	return l->flags & LEG_RESET && l->flags & (LEG_RESET_IN | LEG_TOLD);
+}
+
 /* ... and under the lock of the other leg. */
 INLINE void forward_reset(struct leg *o, struct plan *p)
 {
@@ -113,7 +120,7 @@ INLINE void forward_reset(struct leg *o, struct plan *p)
 	p->f.seq = o->ack_in; /* exactly what it expects (RFC 5961, 3.2) */
 	p->f.ack = o->ack_out;
 	p->f.win = p->f.urg = 0;
-	o->flags |= LEG_RESET;
+	o->flags |= LEG_RESET | (o->ack_in == o->max_out ? LEG_TOLD : 0);
 }
 
 #endif

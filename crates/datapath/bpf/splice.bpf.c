@@ -129,9 +129,9 @@ __noinline int slow_special(struct __sk_buff *skb)
 		if (o && !is_paired(o, &sc->t))
 			o = NULL;
 		/* During a drain, what this host has sent before its end may still be on its way through the socket and the
-		 * process. Until the other host has it, the flow is not over. Nor is it until the process has seen to it that the
-		 * other host is told of a reset, which may have been lost or late. The SYN comes again. */
-		if (o && !is_over(o) && (!(o->flags & LEG_RESET) || other_has_live_socket(skb)))
+		 * process. Until the other host has it, or the process has told it of the reset and closed the socket, the flow
+		 * is not over. The SYN comes again. */
+		if (o && !is_over(o) && !knows_of_reset(o) && (!(o->flags & LEG_RESET) || other_has_live_socket(skb)))
 			return drop(V_SYN);
 		return begin_anew(skb, !!o);
 	}

@@ -85,7 +85,7 @@ pub(super) struct Forwarded {
     began: Time,
     /// A fingerprint that changes with every byte, and the time of its last change.
     sign: (Pair<(u16, u32, u32)>, Time),
-    /// Times of the first and the last oversized segments. Boxed, like the next field, because most flows have neither.
+    /// Times of the first and the last oversized segments. Boxed, like the next fields, because most flows have none.
     oversize: Option<Box<[Time; 2]>>,
     /// Set if the flow is to get new sockets.
     back: Option<Box<Back>>,
@@ -94,7 +94,7 @@ pub(super) struct Forwarded {
     /// Set while both hosts may be beyond the other one's window.
     beyond: Option<Box<Beyond>>,
     /// When its entries were first found to be gone.
-    gone: Option<Time>,
+    gone: Option<Box<Time>>,
 }
 
 impl Forwarded {
@@ -207,7 +207,7 @@ impl Core {
     fn seen(&mut self, cx: &mut Context<'_>, seen: &Seen) -> Action {
         let Some(paths) = &seen.paths else {
             // a new connection has replaced the entries: an event is under way that says how they were
-            let since = *self.forwarded.gone.get_or_insert(cx.now);
+            let since = **self.forwarded.gone.get_or_insert_with(|| Box::new(cx.now));
             if cx.now.saturating_sub(since) < PATIENCE && !matches!(seen.why, Why::Command(_)) {
                 return Action::Wait;
             }
