@@ -320,12 +320,19 @@ enum trace_word {
 	TRACE_MAX = 2,
 };
 
+/* A leg that is removed since a new connection takes its place. */
+struct replaced {
+	__u64 end;   /* stream position of all that the host has sent */
+	__u32 flags; /* of the record, enum leg_flag; 0: there is none, and `end` is not known */
+	__u32 more;  /* 1 if the same event of the flow's other leg follows */
+};
+
 struct event {
 	struct tuple leg;
 	enum event_kind kind;
 	__u32 generation; /* of the leg's entry; 0: there is none */
-	__u32 more;       /* EVENT_REPLACED: 1 if the same event of the flow's other leg follows */
 	struct path p;    /* the entry */
+	struct replaced replaced; /* EVENT_REPLACED */
 };
 
 /* Values of half.limit: up to LIMIT_MAX a number of bytes, otherwise one of the other two. */

@@ -79,6 +79,13 @@ INLINE void ask_other(const struct leg *o, struct plan *p)
 	p->f.ack = o->ack_out;
 }
 
+/* Does the host know of the reset? Otherwise it may have been ahead of the one that was forwarded, and have ignored it, or none
+ * was. */
+INLINE int knows_of_reset(const struct leg *l)
+{
+	return l->flags & LEG_RESET && l->flags & (LEG_RESET_IN | LEG_TOLD);
+}
+
 /* Plan for an RST in order while the flow is switching: it goes to the socket, which may be gone, and to the other host if all
  * data before it was forwarded. Otherwise a socket may hold some of that data, or the process, and a reset would overtake it:
  * user space passes the data on, and then resets the other host. drained: the other host has acknowledged all that was sent by
@@ -101,13 +108,6 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p, int d
 	p->f.tsecr = s->tsecr;
 	p->f.sack_add = 0;
 	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
-}
-
-/* Does the host know of the reset? Otherwise it may have been ahead of the one that was forwarded, and have ignored it, or none
- * was. */
-INLINE int knows_of_reset(const struct leg *l)
-{
-	return l->flags & LEG_RESET && l->flags & (LEG_RESET_IN | LEG_TOLD);
 }
 
 /* ... and under the lock of the other leg. */

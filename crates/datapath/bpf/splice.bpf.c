@@ -44,7 +44,15 @@ static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scr
 /* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. */
 static __noinline int replace(const struct tuple *t, int more)
 {
-	submit(t, EVENT_REPLACED, more, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
+	struct replaced last = { .more = more };
+	struct leg *l = bpf_map_lookup_elem(&legs, t);
+	struct half h = {};
+	__u64 origin;
+
+	if (l)
+		read_positions(&h, &last.end, &origin, l, find_path(t));
+	last.flags = h.flags;
+	submit(t, EVENT_REPLACED, &last, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
 	bpf_map_delete_elem(&legs, t);
 	return remove_path(t);
 }

@@ -38,7 +38,7 @@ static __always_inline int drop(__u32 verdict)
 
 /* Send an event to user space. `wake`: a flag of bpf_ringbuf_submit(). A wake-up is an interrupt that the CPU sends to itself, in
  * the middle of the packet path. */
-static __always_inline void submit(const struct tuple *leg, __u32 kind, __u32 more, __u64 wake)
+static __always_inline void submit(const struct tuple *leg, __u32 kind, const struct replaced *last, __u64 wake)
 {
 	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	struct path *p;
@@ -47,7 +47,9 @@ static __always_inline void submit(const struct tuple *leg, __u32 kind, __u32 mo
 		return;
 	e->leg = *leg;
 	e->kind = kind;
-	e->more = more;
+	e->replaced.end = last ? last->end : 0; /* one by one, without a copy on the stack */
+	e->replaced.flags = last ? last->flags : 0;
+	e->replaced.more = last ? last->more : 0;
 	e->generation = generation(leg);
 	p = find_path(leg);
 	if (p)
@@ -61,7 +63,7 @@ static __always_inline void submit(const struct tuple *leg, __u32 kind, __u32 mo
  * one that was sent without a wake-up. */
 static __always_inline void tell(const struct tuple *leg, __u32 kind)
 {
-	submit(leg, kind, 0, BPF_RB_FORCE_WAKEUP);
+	submit(leg, kind, NULL, BPF_RB_FORCE_WAKEUP);
 }
 
 static __always_inline int is_polled(void)
@@ -94,7 +96,7 @@ __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 		if (kinds & AT_ONCE || !(CAN_WAIT >> kind & 1))
 			tell(leg, kind);
 		else
-			submit(leg, kind, 0, polled ? BPF_RB_NO_WAKEUP : 0);
+			submit(leg, kind, NULL, polled ? BPF_RB_NO_WAKEUP : 0);
 	}
 	/* User space clears the flag before it reads the ring for the last time and sleeps. Submitting is a full barrier, so either
 	 * it has read the events, or the flag is clear here. */
@@ -114,7 +116,6 @@ __noinline int is_due(const struct tuple *leg, __u32 kind)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), *last;
 	struct answered_key k = {};
-	int answer;
 
 	if (!leg)
 		return 0;
@@ -125,12 +126,11 @@ __noinline int is_due(const struct tuple *leg, __u32 kind)
 	 * time could be in the future, and the difference would wrap. */
 	if (last && now - (*last & ~1ull) < ANSWER_INTERVAL)
 		return 0;
-	answer = kind != ANSWER_TOO_BIG || !last || !(*last & 1);
-	now = (now & ~1ull) | answer;
+	now = (now & ~1ull) | (kind != ANSWER_TOO_BIG || !last || !(*last & 1));
 	bpf_map_update_elem(&answered, &k, &now, BPF_ANY);
 	if (kind == ANSWER_TOO_BIG)
 		tell(leg, EVENT_OVERSIZE);
-	return answer;
+	return now & 1;
 }
 
 /* May an answer be sent, by the rate limit of the leg and that of all legs? */

@@ -47,6 +47,15 @@ pub enum EventKind {
     Replaced,
 }
 
+/// What the record of a leg said when a new connection took its place.
+#[derive(Clone, Copy, Debug)]
+pub struct LastRecord {
+    /// Stream position of all that the host has sent.
+    pub end: u64,
+    /// Bits of `LegFlags`.
+    pub flags: u32,
+}
+
 /// An event, and the leg that it concerns.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
@@ -60,6 +69,8 @@ pub struct Event {
     pub path: PathView,
     /// [`EventKind::Replaced`]: the same event of the flow's other leg follows.
     pub more: bool,
+    /// [`EventKind::Replaced`]: how the leg's record was, if there was one.
+    pub record: Option<LastRecord>,
 }
 
 impl Event {
@@ -77,7 +88,10 @@ impl Event {
             _ => EventKind::Oversize,
         };
         let generation = if e.generation == 0 { Connection::NONE } else { e.generation };
-        Event { leg: Tuple::from_abi(&e.leg), kind, generation, path: PathView::new(&e.p), more: e.more != 0 }
+        let (leg, path) = (Tuple::from_abi(&e.leg), PathView::new(&e.p));
+        let abi::replaced { end, flags, more } = e.replaced;
+        let record = (flags != 0).then_some(LastRecord { end, flags });
+        Event { leg, kind, generation, path, more: more != 0, record }
     }
 }
 

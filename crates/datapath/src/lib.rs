@@ -63,7 +63,7 @@ pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
         abi, clear_call, embryo, ended_flow, event, event_kind, half, handshake, held_bytes, held_record, hop, leg,
-        leg_flag, limit, listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase,
+        leg_flag, limit, listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, replaced,
         switch_args, switch_call, switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train,
         train_key, tuple, verdict, via, via_flag,
     };
@@ -107,7 +107,7 @@ pub use datapath::Datapath;
 pub use devices::{Device, devices};
 pub use diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
 pub use error::{OpenError, VerifierLog};
-pub use events::{Event, EventKind, Events, TapPosition, TapRecord};
+pub use events::{Event, EventKind, Events, LastRecord, TapPosition, TapRecord};
 pub use flush::flush;
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, is_local};

@@ -10,7 +10,8 @@ use crate::{
     types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
 };
 use longsplice_datapath::{
-    Connection, Datapath, EventKind, LegFlags, Pair, PathView, Recreated, Released, Side, SwitchError, Tuple, monotonic,
+    Connection, Datapath, EventKind, LastRecord, LegFlags, Pair, PathView, Recreated, Released, Side, SwitchError,
+    Tuple, monotonic,
 };
 use std::{
     borrow::Cow,
@@ -42,6 +43,15 @@ pub(crate) enum Stop {
     Leave,
 }
 
+/// A leg when a new connection took its place.
+#[derive(Clone, Copy)]
+pub(crate) struct Replaced {
+    /// The path entry.
+    pub path: PathView,
+    /// What the record said, if there was one.
+    pub record: Option<LastRecord>,
+}
+
 /// A live flow as lists and commands see it.
 pub(crate) struct Flow {
     pub id: u64,
@@ -49,8 +59,8 @@ pub(crate) struct Flow {
     pub legs: Pair<Tuple>,
     /// Tell the legs' connections from others with the same addresses.
     pub generations: Pair<u32>,
-    /// The entries that new connections have replaced.
-    pub replaced: Mutex<Pair<Option<Box<PathView>>>>,
+    /// How the legs were when new connections replaced the flow's.
+    pub replaced: Mutex<Pair<Option<Box<Replaced>>>>,
     /// Source and destination that a proxy in front announced for the client's leg.
     pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
     pub began: Instant,
@@ -108,7 +118,10 @@ impl TaskEvents {
 
 /// Returns the positions of all data from both hosts. `None` if the data path does not know the flow.
 pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&Pair<Released>>) -> Option<Pair<u64>> {
-    let Some(released) = released else { return datapath.look(flow.connections()).ok().map(|at| at.end) };
+    let Some(released) = released else {
+        let at = datapath.look(flow.connections()).ok().map(|at| at.end);
+        return at.or_else(|| Some(flow.last_records()?.map(|last| last.end)));
+    };
     let paths = flow.paths(datapath)?;
     Some(Pair::from_fn(|side| released[side].end(&paths[side])))
 }
@@ -127,14 +140,31 @@ impl Flow {
 
     /// Returns the path entries of the flow, if it has both. If new connections have replaced the flow's, as they were at the end.
     pub fn paths(&self, datapath: &Datapath) -> Option<Pair<PathView>> {
-        datapath.paths_of(self.connections()).or_else(|| {
-            let Pair { client, server } = &*lock(&self.replaced);
-            Some(Pair::new(**client.as_ref()?, **server.as_ref()?))
-        })
+        datapath.paths_of(self.connections()).or_else(|| Some(self.last()?.map(|last| last.path)))
     }
 
-    /// Keeps the last state of an entry that a new connection has replaced.
-    pub fn was_replaced(&self, leg: &Tuple, last: PathView) {
+    /// Returns how the legs were when new connections replaced them.
+    fn last(&self) -> Option<Pair<Replaced>> {
+        let Pair { client, server } = &*lock(&self.replaced);
+        Some(Pair::new(**client.as_ref()?, **server.as_ref()?))
+    }
+
+    fn last_records(&self) -> Option<Pair<LastRecord>> {
+        let Pair { client, server } = self.last()?;
+        Some(Pair::new(client.record?, server.record?))
+    }
+
+    /// Returns whose reset had ended the flow when new connections replaced its legs.
+    pub fn was_reset_by(&self) -> Option<Side> {
+        let Pair { client, server } = self.last_records()?.map(|last| last.flags);
+        if client & server & LegFlags::FIN_IN != 0 {
+            return None; // a late segment met a host that had forgotten the connection
+        }
+        Side::BOTH.into_iter().zip([client, server]).find_map(|(side, f)| (f & LegFlags::RESET_IN != 0).then_some(side))
+    }
+
+    /// Keeps the last state of a leg that a new connection has replaced.
+    pub fn was_replaced(&self, leg: &Tuple, last: Replaced) {
         let mut replaced = lock(&self.replaced);
         for side in Side::BOTH.into_iter().filter(|side| self.legs[*side] == *leg) {
             replaced[side] = Some(Box::new(last));

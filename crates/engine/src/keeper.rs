@@ -9,7 +9,7 @@ use crate::{
     agenda::Agenda,
     core::{Action, Event, Time, Why},
     engine::Engine,
-    flow::{Flow, FlowOwner, KeeperMessage, Stop, TICK},
+    flow::{Flow, FlowOwner, KeeperMessage, Replaced, Stop, TICK},
     guard::Guard,
     relay::Relay,
     sweeper::Sweeper,
@@ -96,10 +96,11 @@ impl Keeper {
         look.min(release).min(back).min(sweep).min(TICK)
     }
 
-    /// Keeps the last state of an entry that was replaced.
+    /// Keeps the last state of a leg that was replaced.
     fn note_last(&self, event: &Told) {
         let connection = Connection { leg: event.leg, generation: event.generation };
-        self.engine.flow_of(&connection).inspect(|flow| flow.was_replaced(&event.leg, event.path));
+        let last = Replaced { path: event.path, record: event.record };
+        self.engine.flow_of(&connection).inspect(|flow| flow.was_replaced(&event.leg, last));
     }
 
     /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.

@@ -258,6 +258,7 @@ impl Relay {
 
     /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
     fn finish(mut self, how: EndReason, forwarded: bool, ends: Option<Pair<u64>>) {
+        let how = self.flow().was_reset_by().filter(|_| how == EndReason::Closed).map_or(how, EndReason::reset_by);
         if forwarded {
             self.count_forwarded(how, ends);
         }

@@ -125,7 +125,7 @@ fn layouts_are_those_of_the_object() {
         );
         layout!(t, train_key { remote, local, id });
         layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill, generation });
-        layout!(t, event { leg, kind, generation, more, p });
+        layout!(t, event { leg, kind, generation, p, replaced });
         layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, seq, fin, flags, phase_in });
         layout!(t, handshake { leg, generation, ifindex, eth, fill, ip, tcp });
         layout!(

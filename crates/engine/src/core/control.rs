@@ -615,7 +615,22 @@ impl Core {
     /// Ends a flow in whose place a new connection has come: this one was over, and no socket has anything to add.
     pub(super) fn replaced(&mut self, cx: &mut Context<'_>) -> Action {
         self.fin_past = true;
-        self.end(cx, EndReason::Closed)
+        match self.state {
+            State::Draining => {
+                // an event is under way that says how much was forwarded
+                let since = self.forwarded.gone_since(cx.now);
+                if cx.now.saturating_sub(since) >= LOOK_EVERY {
+                    return self.closed(cx);
+                }
+                self.control_mut().look_at = since + LOOK_EVERY;
+                Action::Wait
+            }
+            State::Unsplicing => {
+                self.state = State::Ended;
+                Action::End { how: EndReason::Closed, forwarded: true }
+            }
+            _ => self.end(cx, EndReason::Closed),
+        }
     }
 
     /// Returns the sizes of [`Action::Commit`] if a commit may be tried in place of the next look: all bytes before the bounds are

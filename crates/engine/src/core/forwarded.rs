@@ -103,6 +103,11 @@ impl Forwarded {
         let (watch, beyond) = (watch.map(Box::new), is_forced.then(|| Box::new(Beyond::new(now))));
         Forwarded { began: now, sign: (Pair::default(), now), watch, beyond, ..Forwarded::default() }
     }
+
+    /// Returns when the flow's entries were first found to be gone, which may be now.
+    pub(super) fn gone_since(&mut self, now: Time) -> Time {
+        **self.gone.get_or_insert_with(|| Box::new(now))
+    }
 }
 
 /// The state of a forwarded flow that has not ended.
@@ -207,7 +212,7 @@ impl Core {
     fn seen(&mut self, cx: &mut Context<'_>, seen: &Seen) -> Action {
         let Some(paths) = &seen.paths else {
             // a new connection has replaced the entries: an event is under way that says how they were
-            let since = **self.forwarded.gone.get_or_insert_with(|| Box::new(cx.now));
+            let since = self.forwarded.gone_since(cx.now);
             if cx.now.saturating_sub(since) < PATIENCE && !matches!(seen.why, Why::Command(_)) {
                 return Action::Wait;
             }

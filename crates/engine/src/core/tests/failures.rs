@@ -226,6 +226,21 @@ fn forwarded_bytes_that_are_lost_do_not_delay_a_reset_for_long() {
     }
 }
 
+/// The event that says how much a drain has forwarded may come after a look has found another connection.
+#[test]
+fn a_flow_that_is_replaced_in_a_drain_is_counted_as_forwarded() {
+    let mut flow = Flow::at_once();
+    flow.on(Event::Attended(true));
+    flow.measured();
+    flow.frozen();
+    let other = || Event::Looked(Err(SwitchError::Other));
+    assert!(matches!(flow.on(other()), Action::Wait));
+    assert!(matches!(flow.on(Event::Told), Action::Look));
+    flow.now = flow.core.timer().expect("it looks again");
+    ends(&flow.on(other()), EndReason::Closed, true);
+    assert_eq!((flow.shown.splices, flow.shown.refusal), (1, None));
+}
+
 /// The client has not acknowledged what was forwarded from the server, which has reset its connection: nobody sends it again.
 fn lost_by_server() -> Event {
     let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..*reset_by_server() };
