@@ -1,10 +1,19 @@
 //! Compiles bpf/*.bpf.c, and generates the typed view of their maps and the constants of the headers.
 
-use libbpf_rs::btf::{Btf, types::Enum};
+use libbpf_rs::btf::{
+    Btf, BtfType, ReferencesType,
+    types::{Array, Composite, DataSec, Enum, MemberAttr, Ptr},
+};
 use std::{
+    collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
 };
+
+include!("src/pinned_names.rs");
+
+/// Types that are in pinned maps, or name values in them, without being named by their declarations.
+const PINNED_TYPES: [&str; 8] = ["slot4", "slot6", "event", "leg_flag", "path_flag", "phase", "listens", "verdict"];
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -61,7 +70,66 @@ fn names(object: &Path) -> String {
             text += &format!("/// `{name}` of bpf/{header}.\npub const {name}: u32 = {value};\n");
         }
     }
+    let layout = fnv(layout(&btf).as_bytes());
+    text + &format!("/// Fingerprint of the layout of all that is pinned.\npub const LAYOUT: u32 = {layout:#x};\n")
+}
+
+/// Describes the pinned maps and the types in them, down to integers and the values of enumerations.
+fn layout(btf: &Btf<'_>) -> String {
+    let section: DataSec<'_> = btf.type_by_name(".maps").expect("the object has maps");
+    let (mut text, mut known) = (String::new(), BTreeSet::new());
+    let mut maps = BTreeSet::new();
+    for variable in section.iter().filter_map(|info| btf.type_by_id::<BtfType<'_>>(info.ty)) {
+        let name = variable.name().and_then(|name| name.to_str()).expect("a map has a name");
+        if !PINNED.contains(&name) {
+            continue;
+        }
+        maps.insert(name);
+        let declared = variable.next_type().expect("a variable has a type").skip_mods_and_typedefs();
+        let declared = Composite::try_from(declared).expect("a map is declared as a struct");
+        for member in declared.iter().filter(|m| m.name.is_some_and(|name| name != "max_entries")) {
+            text += &format!("{name}.{}: ", member.name.expect("filtered").display());
+            // a pointer to a type, or to an array whose length is the value; the pages of a table are declared inside
+            describe(btf.type_by_id(member.ty).expect("a member has a type"), btf, &mut text, &mut known);
+        }
+    }
+    assert_eq!(maps.len(), PINNED.len(), "every pinned map is declared: {maps:?}");
+    for name in PINNED_TYPES {
+        let found = btf.type_by_name::<BtfType<'_>>(name).unwrap_or_else(|| panic!("{name} is in the BTF"));
+        describe(found, btf, &mut text, &mut known);
+    }
     text
+}
+
+/// Describes a type, and once those in it.
+fn describe(of: BtfType<'_>, btf: &Btf<'_>, text: &mut String, known: &mut BTreeSet<String>) {
+    let of = of.skip_mods_and_typedefs();
+    let name = of.name().map(|name| name.to_string_lossy().into_owned());
+    *text += &format!("{:?} {} ", of.kind(), name.as_deref().unwrap_or_default());
+    if name.is_some_and(|name| !known.insert(name)) {
+        return;
+    }
+    if let Ok(array) = Array::try_from(of) {
+        *text += &format!("{} times ", array.capacity());
+        describe(array.contained_type(), btf, text, known);
+    } else if let Ok(pointer) = Ptr::try_from(of) {
+        describe(pointer.referenced_type(), btf, text, known);
+    } else if let Ok(all) = Enum::try_from(of) {
+        all.iter().for_each(|m| *text += &format!("{} = {}, ", m.name.unwrap_or_default().display(), m.value));
+    } else if let Ok(composite) = Composite::try_from(of) {
+        for member in composite.iter() {
+            let at = match member.attr {
+                MemberAttr::Normal { offset } | MemberAttr::BitField { offset, .. } => offset,
+            };
+            *text += &format!("{}@{at}: ", member.name.unwrap_or_default().display());
+            describe(btf.type_by_id(member.ty).expect("a member has a type"), btf, text, known);
+        }
+    }
+}
+
+/// A hash that is the same with every compiler: FNV-1a.
+fn fnv(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 /// The members of an enumeration, without their prefix, and their values.

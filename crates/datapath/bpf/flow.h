@@ -516,7 +516,7 @@ enum listens {
 /* Describes the pinned maps. Written when they are created. */
 struct abi {
 	__u32 version;   /* ABI_VERSION */
-	__u32 unused;
+	__u32 layout;    /* fingerprint of the layout of all that is pinned (build.rs) */
 	__u64 seed;      /* hash_seed (table.h) */
 	__u64 namespace; /* SO_NETNS_COOKIE: the number in the directory's name may have been reused by another namespace */
 };

@@ -10,6 +10,8 @@
 
 /* Types that no map refers to: these variables put them into the BTF, from which user space's view is generated. */
 const volatile struct event event_layout;
+const volatile struct slot4 slot4_layout;
+const volatile struct slot6 slot6_layout;
 const volatile struct ended_flow ended_flow_layout;
 const volatile enum constant constant_layout;
 const volatile enum mark mark_layout;

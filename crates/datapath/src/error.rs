@@ -1,7 +1,7 @@
 //! Reasons why the data path cannot be opened.
 
 use crate::{
-    ABI_VERSION,
+    abi_id::AbiId,
     maps::errno,
     pinned::Holdings,
     requirements::{OLDEST, missing_capabilities, tested_kernels},
@@ -46,14 +46,15 @@ pub enum OpenError {
     NoBpffs(PathBuf),
     /// Another version has pinned its maps, and they are not empty.
     #[error(
-        "{path} has ABI version {found}, and this program {ABI_VERSION}: it holds {held}; run the version that made it until \
-         they have ended, or end them with `longsplice stop --flush`"
+        "{path} has ABI version {found}, and this program {ours}: it holds {held}; run the program that made it until they have \
+         ended, or end them with `longsplice stop --flush`",
+        ours = AbiId::OURS
     )]
     Abi {
         /// The directory of pins.
         path: PathBuf,
-        /// The ABI version found.
-        found: u32,
+        /// The ABI found.
+        found: AbiId,
         /// What would be lost if the pins were removed.
         held: Holdings,
     },
@@ -129,6 +130,11 @@ fn lacking() -> String {
         }
         some => format!("without {}", some.join(", ")),
     }
+}
+
+/// Converts an error of a system call: the operation `what` failed.
+pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Kernel { what, source }
 }
 
 /// Converts an error of the library: the kernel refused the operation `what`.

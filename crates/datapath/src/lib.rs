@@ -7,6 +7,7 @@
 //! `datapath.rs` has the handle, [`Datapath`]. The files below it define what it consists of, and do not use it; the files
 //! above it implement what it can do. No file uses one that uses it.
 
+mod abi_id;
 mod attach;
 mod attachment;
 mod bpffs;
@@ -29,7 +30,6 @@ mod hold;
 mod idle;
 mod inspect;
 mod install;
-mod kernel;
 mod load;
 mod maps;
 #[cfg(feature = "model")]
@@ -37,10 +37,14 @@ pub mod model;
 mod names;
 mod netlink;
 mod offloads;
+mod opening;
+mod options;
 mod pages;
 mod pinned;
+mod pinned_names;
 mod pins;
 mod programs;
+mod random;
 mod released;
 mod remotes;
 mod requirements;
@@ -49,6 +53,7 @@ mod routes;
 mod side;
 mod sockets;
 mod switch;
+mod takeover;
 mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -99,6 +104,7 @@ mod tpot_router_skel {
     include!(concat!(env!("OUT_DIR"), "/tpot_router.skel.rs"));
 }
 
+pub use abi_id::AbiId;
 pub use attach::attach_first;
 pub use attachment::Mended;
 pub use clock::monotonic;
@@ -118,10 +124,10 @@ pub use hold::{HeldSegment, Reinjector};
 pub use idle::{IdleEntry, IdleWalk};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
-pub use kernel::Options;
 pub use maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use offloads::{LISTS, LRO, features};
+pub use options::Options;
 pub use pages::{MapSize, map_size};
 pub use pinned::{Holdings, records};
 pub use pins::{default_pin, other_datapath, remove_dead};

@@ -1,6 +1,6 @@
 //! Typed access to the maps of the data path.
 
-use crate::{Connection, LegFlags, Pair, PathFlags, Phase, abi, clock::monotonic, names};
+use crate::{Connection, LegFlags, Pair, PathFlags, Phase, abi, abi_id::AbiId, clock::monotonic, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
@@ -389,16 +389,16 @@ fn errors_keep_their_number() {
 
 impl Maps {
     pub fn set_abi(&self, seed: u64, namespace: u64) -> io::Result<()> {
-        let abi = abi::abi { version: crate::ABI_VERSION, seed, namespace, ..Default::default() };
+        let abi = abi::abi { version: AbiId::OURS.version, layout: AbiId::OURS.layout, seed, namespace };
         self.abi.update(bytes_of(&0u32), bytes_of(&abi), MapFlags::ANY).map_err(io_error)
     }
 
-    /// Records that nobody holds slots any more that were freed before `since`: nanoseconds, CLOCK_MONOTONIC.
     /// Tells the data path whether events are read at short intervals.
     pub fn set_polling(&self, polling: bool) -> io::Result<()> {
         self.polling.update(bytes_of(&0_u32), bytes_of(&u32::from(polling)), MapFlags::ANY).map_err(io_error)
     }
 
+    /// Records that nobody holds slots any more that were freed before `since`: nanoseconds, CLOCK_MONOTONIC.
     pub fn set_unheld(&self, since: u64) -> io::Result<()> {
         self.unheld.update(bytes_of(&0u32), &since.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
     }

@@ -17,12 +17,6 @@ pub(crate) fn abi_value(folder: &Path) -> io::Result<Option<Vec<u8>>> {
     map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
 }
 
-/// Returns the version in that value. All versions begin alike, except
-/// that the first ends before the namespace. 0: not written yet.
-pub(crate) fn version_in(abi: &[u8]) -> u32 {
-    abi.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b))
-}
-
 /// What would be lost with the tables of a directory, whatever their version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {

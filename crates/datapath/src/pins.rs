@@ -4,12 +4,12 @@
 //! different file systems, and the kernel releases it when the process ends. No other user may open the directory (mode 0700).
 
 use crate::{
-    ABI_VERSION,
+    abi_id::{AbiId, id_in},
     attach::{Hook, attached_program, detach},
     bpffs::open,
     devices::{Device, devices},
     error::{OpenError, kernel},
-    pinned::{Holdings, abi_value, version_in},
+    pinned::{Holdings, abi_value},
     programs::{Loaded, attached_programs, loaded_programs},
     requirements::missing_capabilities,
 };
@@ -203,8 +203,8 @@ fn is_dead(path: &Path) -> io::Result<Option<Owned>> {
 
 /// Returns whether the directory is of another version, and empty.
 fn is_outdated(path: &Path) -> io::Result<bool> {
-    let version = abi_value(path)?.map_or(0, |value| version_in(&value));
-    Ok(![0, ABI_VERSION].contains(&version) && Holdings::of(path)? == Holdings::default())
+    let found = abi_value(path)?.and_then(|value| id_in(&value));
+    Ok(found.is_some_and(|id| id != AbiId::OURS) && Holdings::of(path)? == Holdings::default())
 }
 
 /// Returns whether any link in the directory is attached to a device.

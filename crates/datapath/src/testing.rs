@@ -3,7 +3,7 @@
 
 pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
-    Connection, Datapath, Pair, SwitchError, Tuple, abi, attach, devices,
+    AbiId, Connection, Datapath, Pair, SwitchError, Tuple, abi, attach, devices,
     maps::{bytes_of, errno, from_bytes, sum_of},
     switch::bare,
 };
@@ -100,11 +100,11 @@ pub fn stop_released(d: &Datapath, legs: [&Tuple; 2]) -> Result<(), SwitchError>
     d.run(abi::switch_op::OP_STOP, Pair::from(legs.map(bare)).each_ref(), any, |args| args.fit = 1).map(drop)
 }
 
-/// Makes the pins look like those of another version.
-pub fn put_version(pin: &Path, version: u32) -> io::Result<()> {
+/// Makes the pins look like those of another version or build.
+pub fn put_abi(pin: &Path, AbiId { version, layout }: AbiId) -> io::Result<()> {
     let (map, key) = (MapHandle::from_pinned_path(pin.join("abi")).map_err(io_error)?, 0u32.to_ne_bytes());
     let value = map.lookup(&key, MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
-    let abi = abi::abi { version, ..from_bytes(&value) };
+    let abi = abi::abi { version, layout, ..from_bytes(&value) };
     map.update(&key, bytes_of(&abi), MapFlags::ANY).map_err(io_error)
 }
 

@@ -6,8 +6,8 @@ use crate::tpot::{TPOT_EXID, TPOT_UDP_PORT};
 use crate::{
     checksum::{fold, sum},
     handshake::{ACK, RST, TTL, complete},
-    kernel::random,
     names::MARK_PLAIN,
+    random::random,
 };
 use nix::{
     errno::Errno,

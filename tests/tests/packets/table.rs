@@ -1,7 +1,9 @@
 //! The table of path entries: no entry is lost when it is full, or while others come and go.
 
 use super::bench;
-use longsplice_datapath::{Datapath, ExpectError, MAX_LISTENERS, OpenError, Options, Tuple, abi, model, testing};
+use longsplice_datapath::{
+    AbiId, Datapath, ExpectError, MAX_LISTENERS, OpenError, Options, Tuple, abi, model, testing,
+};
 use longsplice_lab::{Lab, Shape};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::{
@@ -112,6 +114,9 @@ fn the_places_of_a_home_lie_apart() {
 }
 
 /// The inode number of a deleted namespace is reused, and the folder is named after it.
+/// What another version would have pinned.
+const OTHER: AbiId = AbiId { version: 1000, ..AbiId::OURS };
+
 #[test]
 #[ignore = "root"]
 fn another_namespace_does_not_take_over() {
@@ -121,10 +126,10 @@ fn another_namespace_does_not_take_over() {
     let labs = [0, 1].map(|_| Lab::simple(Shape::TwoDevices).expect("lab"));
     labs[0].forwarder.run(|| open().expect(&tuple(false, 1), None).expect("room"));
     labs[0].forwarder.run(|| assert_eq!(open().paths().len(), 1, "the next process takes over"));
-    testing::put_version(&pin, 1000).expect("pinned");
+    testing::put_abi(&pin, OTHER).expect("pinned");
     let options = Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() };
     let refused = labs[0].forwarder.run(|| Datapath::open(&options).err());
-    assert!(matches!(refused, Some(OpenError::Abi { found: 1000, .. })), "{refused:?}");
+    assert!(matches!(refused, Some(OpenError::Abi { found: OTHER, .. })), "{refused:?}");
     labs[1].forwarder.run(|| {
         let d = open();
         assert!(d.paths().is_empty() && d.legs().is_empty(), "of whatever version the other was");
@@ -140,8 +145,28 @@ fn a_version_that_does_not_say_whose_it_is_is_refused() {
     Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
         open().expect("open").expect(&tuple(false, 1), None).expect("room");
         testing::put_first_version(&pin).expect("pinned");
-        assert!(matches!(open(), Err(OpenError::Abi { found: 1, .. })), "its flows are not removed");
+        assert!(
+            matches!(open(), Err(OpenError::Abi { found: AbiId { version: 1, layout: 0 }, .. })),
+            "its flows are not removed"
+        );
         longsplice_datapath::flush(&pin).expect("what was pinned is removed");
+    });
+}
+
+/// Somebody has changed what is pinned, and forgotten the version.
+#[test]
+#[ignore = "root"]
+fn another_layout_of_the_same_version_is_refused() {
+    let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-layout-{}", std::process::id()));
+    let open = || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() });
+    Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
+        open().expect("open").expect(&tuple(false, 1), None).expect("room");
+        let other = AbiId { layout: !AbiId::OURS.layout, ..AbiId::OURS };
+        testing::put_abi(&pin, other).expect("pinned");
+        let refused = open().err().expect("its flows are not removed").to_string();
+        assert!(refused.contains(&format!("has ABI version {other}, and this program {}", AbiId::OURS)), "{refused}");
+        testing::put_abi(&pin, AbiId::OURS).expect("pinned");
+        open().expect("the same").remove().expect("what was pinned is removed");
     });
 }
 
@@ -153,14 +178,14 @@ fn another_version_that_holds_nothing_is_removed() {
     Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
         let d = open(64).expect("open");
         d.expect(&tuple(false, 1), None).expect("room");
-        testing::put_version(&pin, 1000).expect("pinned");
+        testing::put_abi(&pin, OTHER).expect("pinned");
         drop(d);
         let refused = open(64).err().expect("something would be lost").to_string();
         assert!(refused.contains("1 path entries, 1 records of connections and 0 transparent listeners"), "{refused}");
-        testing::put_version(&pin, longsplice_datapath::ABI_VERSION).expect("pinned");
+        testing::put_abi(&pin, AbiId::OURS).expect("pinned");
         let d = open(64).expect("open");
         d.forget(&tuple(false, 1));
-        testing::put_version(&pin, 1000).expect("pinned");
+        testing::put_abi(&pin, OTHER).expect("pinned");
         drop(d);
         let d = open(256).expect("nothing is lost");
         assert_eq!(d.max_flows(), 256, "new tables");
@@ -181,15 +206,16 @@ fn another_version_that_holds_nothing_is_removed_from_any_namespace() {
             } else {
                 d.forget(&tuple(false, 1));
             }
-            testing::put_version(d.pin(), 1000).expect("pinned");
+            testing::put_abi(d.pin(), OTHER).expect("pinned");
             d.pin().to_owned()
         })
     };
     let path = leave(true);
     assert!(!longsplice_datapath::remove_dead().expect("looked").contains(&path) && path.exists());
-    testing::put_version(&path, longsplice_datapath::ABI_VERSION).expect("pinned");
+    testing::put_abi(&path, AbiId::OURS).expect("pinned");
     assert_eq!(leave(false), path);
-    assert!(longsplice_datapath::remove_dead().expect("looked").contains(&path) && !path.exists());
+    longsplice_datapath::remove_dead().expect("looked");
+    assert!(!path.exists(), "removed, by us or by another process that has looked meanwhile");
 }
 
 #[test]
