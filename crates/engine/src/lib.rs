@@ -13,8 +13,8 @@
 //!    other flows, and [`Splicer::close`] removes everything that was attached and pinned. Dropping the last [`Splicer`]
 //!    without these calls resets all flows and removes everything in the same order, but does not wait for copied flows.
 //!
-//! Meanwhile, [`Splicer::flows`] lists flows, [`Splicer::command`] splices a flow or takes it back,
-//! and [`Splicer::subscribe`] reports what happens to flows. This crate's `examples` are complete
+//! Meanwhile, [`Splicer::flows`] lists flows, [`Splicer::command`] splices a flow or takes it back, and [`Splicer::subscribe`]
+//! reports what happens to flows. [`Splicer::inspect`], [`Splicer::trace`] and [`Splicer::verdicts`] show why one stalls. This crate's `examples` are complete
 //! programs: [`plug`], [`socks`] (a SOCKS 5 proxy) and [`login`] (a gateway that reads a line first).
 //!
 //! [`plug`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/plug.rs
@@ -36,6 +36,9 @@
 //! - Read and write only through [`Leg`]. It counts bytes, and the bound of a splice is computed from these counts.
 //! - Put bytes that you have read but not passed on, or that you add, into [`Leftovers`].
 //! - Do not share the sockets: no duplicated descriptors, no child processes.
+//! - Stop on SIGTERM and SIGINT, as in step 5. A process that is killed leaves its programs attached and its spliced flows to
+//!   the kernel, where they go on. The next [`Splicer::open`] in the network namespace takes them over; its `close`, or
+//!   `longsplice stop --flush`, ends and removes them.
 
 mod adoption;
 mod agenda;

@@ -29,7 +29,7 @@ const START: u64 = 1024 * 1024;
 /// Round-trip time of a sender's leg that needs only a small window.
 const NEAR: Duration = Duration::from_millis(1);
 /// Such a window, in bytes: 1 Gbit/s.
-const SMALL_WINDOW: u32 = 128 * 1024;
+const NEAR_WINDOW: u32 = 128 * 1024;
 
 /// Facts about a flow that its policy would splice.
 pub(crate) struct Distance<'a> {
@@ -111,7 +111,7 @@ impl Distance<'_> {
     pub fn windows(&self) -> Pair<Option<u32>> {
         let is_small = |from: Side| {
             let (sender, receiver) = (self.rtt[from]?, self.rtt[from.other()]?);
-            (sender <= NEAR && receiver > CLOSE).then_some(SMALL_WINDOW)
+            (sender <= NEAR && receiver > CLOSE).then_some(NEAR_WINDOW)
         };
         Pair::from_fn(is_small)
     }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn near_senders_to_far_receivers_have_small_windows() {
-        let small = Some(SMALL_WINDOW);
+        let small = Some(NEAR_WINDOW);
         assert_eq!(download(11, 1, 0.0, START).windows(), Pair::new(None, small));
         assert_eq!(download(1, 11, 0.0, START).windows(), Pair::new(small, None));
         assert_eq!(download(10, 1, 0.0, START).windows(), Pair::both(None));
