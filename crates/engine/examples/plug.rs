@@ -1,8 +1,12 @@
 //! A plug: connections to one address go to another. Usage: `plug
-//! LISTEN TARGET`, for example `plug 192.0.2.1:5432 198.51.100.7:5432`.
+//! LISTEN TARGET`, for example `plug 192.0.2.1:5432 198.51.100.7:5432`. Stops cleanly on SIGINT and SIGTERM.
 
 use longsplice_engine::{FlowInfo, Leftovers, OpenOptions, Policy, Refusal, Splicer};
 use std::{env, error::Error, net::SocketAddr, sync::Arc};
+use tokio::signal::{
+    ctrl_c,
+    unix::{SignalKind, signal},
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -15,8 +19,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
     let listener = splicer.listen(listen).await?;
     eprintln!("listening on {}", listener.local_addr()?);
+    let mut terminated = signal(SignalKind::terminate())?;
     loop {
-        let client = listener.accept().await?;
+        let client = tokio::select! {
+            client = listener.accept() => client?,
+            _ = ctrl_c() => break,
+            _ = terminated.recv() => break,
+        };
         let splicer = splicer.clone();
         tokio::spawn(async move {
             let Ok(server) = splicer.connect(target, &client).await else { return client.reset() };
@@ -25,4 +34,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             eprintln!("{ended:?}");
         });
     }
+    drop(listener);
+    splicer.stop(false); // true: spliced connections go on without this process
+    splicer.ended().await;
+    splicer.close()?; // nothing is left attached or pinned
+    Ok(())
 }
