@@ -185,15 +185,15 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
 	struct path *p = find_path(t);
 
-	if (args->op == PATH_REMOVE)
+	if (args->op == PATH_OP_REMOVE)
 		return 1;
 	if (p && p->word.flags & PATH_SPLICED)
-		return args->op == PATH_CLEAR && p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
-	if (args->op == PATH_CLEAR && l && is_closing(l))
+		return args->op == PATH_OP_CLEAR && p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
+	if (args->op == PATH_OP_CLEAR && l && is_closing(l))
 		return 0;
-	if (args->op == PATH_CLEAR) /* the last condition: committed, but the entry is gone already */
+	if (args->op == PATH_OP_CLEAR) /* the last condition: committed, but the entry is gone already */
 		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT) || (!p && l->flags & LEG_SPLICED);
-	if (args->op == PATH_RETURN)
+	if (args->op == PATH_OP_RETURN)
 		return !l || is_spare(l);
 	return !l == !args->leg_flags;
 }
@@ -284,7 +284,7 @@ static __always_inline void set_trace(const struct path_args *args)
 {
 	struct path *p = find_path(&args->key);
 
-	if (p && args->op == PATH_TRACED)
+	if (p && args->op == PATH_OP_TRACED)
 		__sync_fetch_and_or(&p->word.all, (__u64)PATH_TRACE << 48);
 	else if (p)
 		__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_TRACE << 48));
@@ -339,7 +339,7 @@ static __always_inline int next_key(struct path_args *args)
 	int i, r;
 
 	bpf_for(i, 0, SLOTS_AT_ONCE) {
-		r = key_of_slot(args->slot, &args->key, args->op != PATH_NEXT);
+		r = key_of_slot(args->slot, &args->key, args->op != PATH_OP_NEXT);
 		if (r < 0)
 			return r;
 		args->slot++;
@@ -366,7 +366,7 @@ static __always_inline int describe(struct path_args *args)
 	return !(l->phase_in | l->phase_out) || (__s64)(bpf_ktime_get_ns() - l->seen) > LEFT_ALONE;
 }
 
-/* Read the entry or, for PATH_PUT, write it. With a stack frame of its own, as above. */
+/* Read the entry or, for PATH_OP_PUT, write it. With a stack frame of its own, as above. */
 static __noinline int exchange(struct path_args *args)
 {
 	struct path6 *p6;
@@ -375,14 +375,14 @@ static __noinline int exchange(struct path_args *args)
 		struct tuple4 k = key4(&args->key);
 		struct path4 *p4 = find4(&k);
 
-		if (p4 && args->op == PATH_PUT)
+		if (p4 && args->op == PATH_OP_PUT)
 			p4->p = args->p.p;
 		else if (p4)
 			args->p.p = p4->p;
 		return 0;
 	}
 	p6 = find6(&args->key);
-	if (p6 && args->op == PATH_PUT)
+	if (p6 && args->op == PATH_OP_PUT)
 		*p6 = args->p;
 	else if (p6)
 		args->p = *p6;
@@ -399,13 +399,13 @@ static __noinline int tell_generations(struct path_args *args)
 
 static __always_inline int is_walk(__u32 op)
 {
-	return op == PATH_NEXT || op == PATH_IDLE || op == PATH_STOPPED;
+	return op == PATH_OP_NEXT || op == PATH_OP_IDLE || op == PATH_OP_STOPPED;
 }
 
 /* Does the operation concern whichever connection has the entry? In a walk, the generation is still that of the last entry. */
 static __always_inline int is_for_any(__u32 op)
 {
-	return op == PATH_GET || op == PATH_ADD || op == PATH_PUT || is_walk(op);
+	return op == PATH_OP_GET || op == PATH_OP_ADD || op == PATH_OP_PUT || is_walk(op);
 }
 
 /* Run a path_op on the table of path entries. */
@@ -420,20 +420,20 @@ int path_entry(struct path_args *ctx)
 		if (args.result)
 			goto out;
 	}
-	if (args.op == PATH_IDLE) {
+	if (args.op == PATH_OP_IDLE) {
 		args.result = !describe(&args);
 		goto tell;
 	}
-	if (args.op == PATH_DECIDED) {
+	if (args.op == PATH_OP_DECIDED) {
 		decided(&args.key);
 		decided(&args.other);
 		goto out;
 	}
-	if (args.op == PATH_MOVE || args.op == PATH_HOP) {
-		args.result = args.op == PATH_MOVE ? move(&args) : lead(&args);
+	if (args.op == PATH_OP_MOVE || args.op == PATH_OP_HOP) {
+		args.result = args.op == PATH_OP_MOVE ? move(&args) : lead(&args);
 		goto out;
 	}
-	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR || args.op == PATH_SWEEP || args.op == PATH_RETURN) {
+	if (args.op == PATH_OP_REMOVE || args.op == PATH_OP_CLEAR || args.op == PATH_OP_SWEEP || args.op == PATH_OP_RETURN) {
 		args.result = forget_flow(&args);
 		goto out;
 	}
@@ -441,19 +441,19 @@ int path_entry(struct path_args *ctx)
 	args.result = !found;
 	if (!is_for_any(args.op) && !is_meant(&args.key, args.generation))
 		goto out;
-	if (args.op == PATH_UNTAP)
+	if (args.op == PATH_OP_UNTAP)
 		untap(&args.key);
-	else if (args.op == PATH_TRACED || args.op == PATH_UNTRACED)
+	else if (args.op == PATH_OP_TRACED || args.op == PATH_OP_UNTRACED)
 		set_trace(&args);
-	else if (args.op == PATH_UNSEEN)
+	else if (args.op == PATH_OP_UNSEEN)
 		mistrust(&args.key);
-	else if (args.op == PATH_ADD)
+	else if (args.op == PATH_OP_ADD)
 		args.result = found ? 1 : add(&args);
-	else if (!found && args.op == PATH_PUT)
+	else if (!found && args.op == PATH_OP_PUT)
 		args.result = insert_path(&args.key);
 	if (args.result < 0)
 		goto out;
-	if (args.op == PATH_GET && args.other.lport) {
+	if (args.op == PATH_OP_GET && args.other.lport) {
 		struct path *p = find_path(&args.other);
 
 		if (p)
@@ -473,7 +473,7 @@ SEC("syscall")
 int clear_ended(struct clear_call *ctx)
 {
 	const __u32 size = sizeof(struct ended_flow), legs = sizeof(struct tuple) * 2, generations = size - legs;
-	struct path_args args = { .op = PATH_CLEAR };
+	struct path_args args = { .op = PATH_OP_CLEAR };
 	__u64 kept = 0;
 	__u32 i;
 

@@ -96,7 +96,7 @@ enum leg_flag {
 struct leg {
 	struct bpf_spin_lock lock;
 	__u32 flags;                /* enum leg_flag */
-	struct tuple peer;          /* key of the flow's other leg (LEG_PAIRED); server's leg: of the client's, as of PATH_ADD */
+	struct tuple peer;          /* key of the flow's other leg (LEG_PAIRED); server's leg: of the client's, as of PATH_OP_ADD */
 	__u8 phase_in, phase_out;   /* enum phase of the direction from the host / to the host */
 	__u8 wscale_in, wscale_out; /* window scale (shift) announced by the host / by us */
 	__u16 mss_in, mss_out;      /* announced by the host / by us, bytes */
@@ -361,9 +361,9 @@ enum switch_op {
 	OP_FREEZE = 1,   /* begin a splice: set the bounds, PHASE_LOCAL -> PHASE_TO_FWD */
 	OP_COMMIT = 2,   /* finish a splice: fill the path entries, once both directions are in PHASE_FWD */
 	OP_UNSPLICE = 3, /* return to control mode from any phase */
-	OP_LOOK = 5,     /* only read phases and positions */
-	OP_STOP = 6,     /* stop the path entries of a released flow */
-	OP_RESUME = 7,   /* put them into force again */
+	OP_LOOK = 4,     /* only read phases and positions */
+	OP_STOP = 5,     /* stop the path entries of a released flow */
+	OP_RESUME = 6,   /* put them into force again */
 };
 
 enum switch_result {
@@ -413,52 +413,52 @@ struct switch_call {
 
 /* What to do with the path entry of path_args.key; several operations also change the leg's record. */
 enum path_op {
-	PATH_GET = 1,    /* read the entry, and that of `other` if given */
-	PATH_ADD = 2,    /* add an entry, all zero, and the record of a leg that waits for the answer to our SYN */
-	PATH_PUT = 3,    /* write the entry as given, new or not */
-	PATH_REMOVE = 4, /* remove entry and record, and those of `other` if given */
-	PATH_CLEAR = 5,  /* as PATH_REMOVE, but keep those of a live new connection that has reused the port */
-	PATH_UNTAP = 6,  /* copy no more data to user space: changes entry and record */
-	PATH_NEXT = 7,   /* find the next entry, from slot number `slot` on; `slot` moves past it */
-	PATH_UNSEEN = 8, /* segments may have passed unseen: mark the record as not tracked */
-	PATH_IDLE = 9,   /* as PATH_NEXT, for entries in control mode; also report from the leg's record */
-	PATH_SWEEP = 10, /* as PATH_REMOVE, if it still is as PATH_IDLE reported it, and not in forwarding mode */
-	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without a record */
-	PATH_MOVE = 12,   /* change the next hop of an entry in forwarding mode from p_other.via to p.p.via */
-	PATH_STOPPED = 13, /* as PATH_NEXT, for entries that are not in forwarding mode */
-	PATH_HOP = 14,     /* write next hop p.p.via to the leg's record, for segments forwarded to its host in a switch */
-	PATH_TRACED = 15,   /* set PATH_TRACE */
-	PATH_UNTRACED = 16, /* clear PATH_TRACE */
-	PATH_DECIDED = 17, /* clear LEG_WAITS of the records of `key` and `other` */
+	PATH_OP_GET = 1,    /* read the entry, and that of `other` if given */
+	PATH_OP_ADD = 2,    /* add an entry, all zero, and the record of a leg that waits for the answer to our SYN */
+	PATH_OP_PUT = 3,    /* write the entry as given, new or not */
+	PATH_OP_REMOVE = 4, /* remove entry and record, and those of `other` if given */
+	PATH_OP_CLEAR = 5,  /* as PATH_OP_REMOVE, but keep those of a live new connection that has reused the port */
+	PATH_OP_UNTAP = 6,  /* copy no more data to user space: changes entry and record */
+	PATH_OP_NEXT = 7,   /* find the next entry, from slot number `slot` on; `slot` moves past it */
+	PATH_OP_UNSEEN = 8, /* segments may have passed unseen: mark the record as not tracked */
+	PATH_OP_IDLE = 9,   /* as PATH_OP_NEXT, for entries in control mode; also report from the leg's record */
+	PATH_OP_SWEEP = 10, /* as PATH_OP_REMOVE, if it still is as PATH_OP_IDLE reported it, and not in forwarding mode */
+	PATH_OP_RETURN = 11, /* as PATH_OP_REMOVE, for legs that were never in a switch: their sockets go on without a record */
+	PATH_OP_MOVE = 12,   /* change the next hop of an entry in forwarding mode from p_other.via to p.p.via */
+	PATH_OP_STOPPED = 13, /* as PATH_OP_NEXT, for entries that are not in forwarding mode */
+	PATH_OP_HOP = 14,     /* write next hop p.p.via to the leg's record, for segments forwarded to its host in a switch */
+	PATH_OP_TRACED = 15,   /* set PATH_TRACE */
+	PATH_OP_UNTRACED = 16, /* clear PATH_TRACE */
+	PATH_OP_DECIDED = 17, /* clear LEG_WAITS of the records of `key` and `other` */
 };
 
 /* The argument of path_entry(): user space's access to one path entry. */
 struct path_args {
 	enum path_op op;
 	/* 0: done. Otherwise
-	 *   PATH_PUT: -1: the table is full
-	 *   PATH_GET: 1: no such entry, or none for `other`
-	 *   PATH_ADD: 1: the entry exists; 2: `other` has no record; -1: no room; -2: no room, and `other` has given up its
+	 *   PATH_OP_PUT: -1: the table is full
+	 *   PATH_OP_GET: 1: no such entry, or none for `other`
+	 *   PATH_OP_ADD: 1: the entry exists; 2: `other` has no record; -1: no room; -2: no room, and `other` has given up its
 	 *     entry and record, too
-	 *   PATH_CLEAR, PATH_SWEEP, PATH_RETURN: bit 0: `key` was kept; bit 1: `other` was kept
-	 *   PATH_MOVE, PATH_HOP: 1: nothing was changed
-	 *   PATH_NEXT, PATH_IDLE, PATH_STOPPED: 1: none found yet, call again; -1: no more slots */
+	 *   PATH_OP_CLEAR, PATH_OP_SWEEP, PATH_OP_RETURN: bit 0: `key` was kept; bit 1: `other` was kept
+	 *   PATH_OP_MOVE, PATH_OP_HOP: 1: nothing was changed
+	 *   PATH_OP_NEXT, PATH_OP_IDLE, PATH_OP_STOPPED: 1: none found yet, call again; -1: no more slots */
 	__s32 result;
 	struct tuple key;
-	struct tuple other; /* a second leg, or all zero; PATH_ADD: the client's leg for which the connection is
+	struct tuple other; /* a second leg, or all zero; PATH_OP_ADD: the client's leg for which the connection is
 			     * opened. It must have a record, unless leg_flags has LEG_END_TO_END. */
-	__u32 mss;          /* PATH_ADD: out: announced by the host of `other`, bytes; 0: no `other` */
-	__u32 leg_flags;    /* PATH_ADD: flags for the record beside LEG_SYN; without a record of `other`, also what our SYN may
-			     * offer. PATH_IDLE: out: those of the record, 0: no record */
-	/* Of the entries of `key` and `other`. In, except for PATH_GET, PATH_ADD and the walks: the connections that are meant; 0:
+	__u32 mss;          /* PATH_OP_ADD: out: announced by the host of `other`, bytes; 0: no `other` */
+	__u32 leg_flags;    /* PATH_OP_ADD: flags for the record beside LEG_SYN; without a record of `other`, also what our SYN may
+			     * offer. PATH_OP_IDLE: out: those of the record, 0: no record */
+	/* Of the entries of `key` and `other`. In, except for PATH_OP_GET, PATH_OP_ADD and the walks: the connections that are meant; 0:
 	 * whichever they are. An operation on another connection changes nothing; what was to be removed counts as kept. Out: those of
 	 * the entries. */
 	__u32 generation, other_generation;
-	__u32 ifindex;      /* PATH_IDLE: out: of the record */
+	__u32 ifindex;      /* PATH_OP_IDLE: out: of the record */
 	__u32 fill;
-	__u64 slot;         /* PATH_NEXT, PATH_IDLE, PATH_STOPPED: slot number */
+	__u64 slot;         /* PATH_OP_NEXT, PATH_OP_IDLE, PATH_OP_STOPPED: slot number */
 	struct path6 p; /* the entry; `remote` is unused if the key is IPv4 */
-	struct path p_other; /* PATH_GET: out: the entry of `other`; PATH_MOVE: `via` is the old next hop */
+	struct path p_other; /* PATH_OP_GET: out: the entry of `other`; PATH_OP_MOVE: `via` is the old next hop */
 };
 
 /* A flow that has ended, as path_args describes it. */
@@ -467,7 +467,7 @@ struct ended_flow {
 	__u32 generation, other_generation;
 };
 
-/* The argument of clear_ended(): PATH_CLEAR for many flows. */
+/* The argument of clear_ended(): PATH_OP_CLEAR for many flows. */
 struct clear_call {
 	__u64 flows;  /* address in user space of an array of `count` times struct ended_flow */
 	__u32 count;  /* at most CLEAR_FLOWS */
@@ -548,7 +548,7 @@ enum verdict {
 	V_OVERSIZE,         /* larger than the MTU: dropped, and its sender told by ICMP */
 	V_FRAGMENT,         /* first fragment in a handshake or a switch, or segment behind an IPv6 extension header */
 	V_STRADDLE,         /* part of a segment across the bound was left to retransmission */
-	V_NO_PEER,          /* the other leg or its next hop is gone, or the flow is being recreated */
+	V_NO_PEER,          /* the other leg is gone, or has joined another flow */
 	V_REWRITE_FAILED,   /* a kernel helper failed, for want of memory */
 	V_TABLE_FULL,       /* no room for a leg or path entry */
 	V_STALE_CPU,        /* gave up after racing with other CPUs for one entry */
@@ -573,6 +573,8 @@ enum verdict {
 	V_CE_DROPPED,       /* CE mark, but the receiver would not echo it: dropped, so that the loss tells the sender */
 	V_CUT,              /* larger than the MTU: the part that fits was forwarded */
 	V_UNWATCHED,        /* segment of a spliced flow on a device without our programs: dropped (guard.h) */
+	V_NO_HOP,           /* the next hop to the other host, or its address, is gone */
+	V_NO_RECORD,        /* the flow was released, and is being recreated: dropped, its sender retransmits it */
 	V_MAX,
 };
 

@@ -180,7 +180,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 		return TCX_DROP;
 	p = way_out(sc, &v);
 	if (!p || !v)
-		return drop(V_NO_PEER);
+		return drop(V_NO_HOP);
 	w.all = *(volatile __u64 *)&p->word.all;
 	if (w.flags & PATH_DEAD)
 		return TCX_NEXT; /* as in fast_ingress() */

@@ -264,8 +264,10 @@ __noinline int parse_options(struct __sk_buff *skb)
 			break;
 		if (kind == 8 && len == 10)
 			sc->ts_at = at;
-		if (kind == 5 && len >= 10 && len <= 34)
-			sc->sack_at = at, sc->sack_len = len;
+		if (kind == 5 && len >= 10 && len <= 34) {
+			sc->sack_at = at;
+			sc->sack_len = len;
+		}
 		sc->cursor = at + len;
 	}
 	if (sc->ts_at && sc->ts_at <= 50) {

@@ -177,8 +177,10 @@ __noinline int slow_special(struct __sk_buff *skb)
 	}
 	if (p->local && (!p->fwd || sc->ttl <= 1))
 		return emit_local(skb, 0);
-	if (!o || sc->ttl <= 1)
+	if (!o)
 		return drop(V_NO_PEER);
+	if (sc->ttl <= 1)
+		return drop(V_TTL);
 	next_hop(sc, o);
 	return p->local ? emit_both(skb) : emit_forward(skb, 0);
 }
@@ -214,7 +216,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	/* A path entry without a record: the flow was released, and is being recreated. Drop the packet, or the kernel would
 	 * reset the connection for want of a socket. If the entry is gone as well, the flow is over: this may begin the next one. */
 	if (!l)
-		return find_path(&sc->t) ? drop(V_NO_PEER) : RETRY;
+		return find_path(&sc->t) ? drop(V_NO_RECORD) : RETRY;
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
 	sc->end_to_end = !!(l->flags & LEG_END_TO_END);
 	if (l->flags & LEG_SYN) {
@@ -392,7 +394,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	int r;
 
 	if (!v)
-		return drop(V_NO_PEER);
+		return drop(V_NO_HOP);
 	if (w.flags & PATH_DEAD) {
 		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 			rev = lead_out(sc, p, remote6, v) ? find_path(&sc->other) : NULL;
@@ -405,7 +407,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 			return TCX_NEXT;
 	}
 	if (!lead_out(sc, p, remote6, v))
-		return drop(V_NO_PEER);
+		return drop(V_NO_HOP);
 	rev = find_path(&sc->other);
 	if (!rev || !leads_back(sc, rev)) /* gone, or another connection by now */
 		return drop(V_NO_PEER);

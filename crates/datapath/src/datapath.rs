@@ -81,13 +81,13 @@ impl Datapath {
 
     /// Removes the entries of a leg whose connection is over, or was never opened.
     pub fn forget(&self, leg: impl Into<Connection>) {
-        self.forget_if(abi::path_op::PATH_REMOVE, &leg.into(), None);
+        self.forget_if(abi::path_op::PATH_OP_REMOVE, &leg.into(), None);
     }
 
     /// Removes the entries of both legs of a flow, in one call. The order of the legs does not matter.
     pub fn forget_flow(&self, legs: [impl Into<Connection>; 2]) {
         let [a, b] = legs.map(Into::into);
-        self.forget_if(abi::path_op::PATH_REMOVE, &a, Some(&b));
+        self.forget_if(abi::path_op::PATH_OP_REMOVE, &a, Some(&b));
     }
 
     fn forget_if(&self, op: abi::path_op, leg: &Connection, other: Option<&Connection>) -> [bool; 2] {
@@ -122,12 +122,12 @@ impl Datapath {
     /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
     pub fn give_back(&self, legs: Pair<impl Into<Connection>>) -> Pair<bool> {
         let legs: Pair<Connection> = legs.map(Into::into);
-        self.forget_if(abi::path_op::PATH_RETURN, &legs.client, Some(&legs.server)).into()
+        self.forget_if(abi::path_op::PATH_OP_RETURN, &legs.client, Some(&legs.server)).into()
     }
 
     /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
     pub fn forget_ended(&self, leg: &Connection, other: Option<&Connection>) {
-        self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
+        self.forget_if(abi::path_op::PATH_OP_CLEAR, leg, other);
     }
 
     /// The same for many flows, in few calls.
@@ -184,12 +184,12 @@ impl Datapath {
 
     /// Returns all path entries, of legs and of spliced flows.
     pub fn paths(&self) -> Vec<(Tuple, PathView)> {
-        self.paths_as(abi::path_op::PATH_NEXT)
+        self.paths_as(abi::path_op::PATH_OP_NEXT)
     }
 
     /// Returns all path entries that are not in forwarding mode.
     pub fn stopped_paths(&self) -> Vec<(Tuple, PathView)> {
-        self.paths_as(abi::path_op::PATH_STOPPED)
+        self.paths_as(abi::path_op::PATH_OP_STOPPED)
     }
 
     fn paths_as(&self, op: abi::path_op) -> Vec<(Tuple, PathView)> {
@@ -201,7 +201,7 @@ impl Datapath {
 
     /// Calls `f` with each path entry in forwarding mode, until it returns false. The table may change meanwhile.
     pub fn each_forwarded(&self, mut f: impl FnMut(&Tuple, &PathView) -> bool) -> io::Result<()> {
-        self.maps.walk(abi::path_op::PATH_NEXT, |t, e| {
+        self.maps.walk(abi::path_op::PATH_OP_NEXT, |t, e| {
             let path = PathView::new(&e.p);
             path.flags & PathFlags::SPLICED == 0 || f(&t, &path)
         })

@@ -249,7 +249,7 @@ impl Datapath {
 
     /// Stops copying the forwarded data of a leg whose reader is gone.
     pub fn untap(&self, leg: impl Into<Connection>) -> io::Result<()> {
-        self.maps.path_op_on(abi::path_op::PATH_UNTAP, &leg.into())
+        self.maps.path_op_on(abi::path_op::PATH_OP_UNTAP, &leg.into())
     }
 }
 

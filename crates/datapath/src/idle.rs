@@ -80,7 +80,7 @@ impl Datapath {
     /// found, and not in forwarding mode. Returns whether they are gone.
     pub fn sweep(&self, entry: &IdleEntry) -> bool {
         let _no_switch = self.switching.lock().expect("no panic under this lock");
-        let op = abi::path_op::PATH_SWEEP;
+        let op = abi::path_op::PATH_OP_SWEEP;
         let gone = self.maps.forget_as(abi::path_args {
             op,
             key: entry.leg.to_abi(),

@@ -416,7 +416,7 @@ impl Maps {
 
     /// Returns a path entry. In an entry of an IPv4 leg, `remote` is unused.
     pub fn entry(&self, t: &Tuple) -> Option<abi::path6> {
-        let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
+        let args = self.path_op(abi::path_op::PATH_OP_GET, t, abi::path6::default()).ok()?;
         (args.result == 0).then_some(args.p)
     }
 
@@ -452,7 +452,7 @@ impl Maps {
     /// Creates the entries for a connection that is about to be opened, possibly
     /// on behalf of a client.
     pub fn expect(&self, t: &Tuple, client: Option<&Tuple>, leg_flags: u32) -> Result<ExpectedLeg, ExpectError> {
-        let (op, key) = (abi::path_op::PATH_ADD, t.to_abi());
+        let (op, key) = (abi::path_op::PATH_OP_ADD, t.to_abi());
         let other = client.map(|c| c.to_abi()).unwrap_or_default();
         let mut args = abi::path_args { op, key, other, leg_flags, ..Default::default() };
         self.path_entry(&mut args).map_err(ExpectError::Io)?;
@@ -474,14 +474,14 @@ impl Maps {
 
     /// Writes a path entry, new or not.
     pub fn put_path(&self, t: &Tuple, p: abi::path6) -> io::Result<()> {
-        match self.path_op(abi::path_op::PATH_PUT, t, p)?.result {
+        match self.path_op(abi::path_op::PATH_OP_PUT, t, p)?.result {
             0.. => Ok(()),
             _ => Err(io::Error::other("no place in the table of path entries")),
         }
     }
 
     /// Removes path entry and record of one leg or two. A leg that is gone already is no error. Returns
-    /// for each whether it is gone: unless `op` is `PATH_REMOVE`, there are conditions (enum path_op).
+    /// for each whether it is gone: unless `op` is `PATH_OP_REMOVE`, there are conditions (enum path_op).
     pub fn forget(&self, op: abi::path_op, t: &Connection, other: Option<&Connection>) -> [bool; 2] {
         let abi::ended_flow { key, other, generation, other_generation } = ended(t, other);
         self.forget_as(abi::path_args { op, key, other, generation, other_generation, ..Default::default() })
@@ -496,7 +496,7 @@ impl Maps {
         [1, 2].map(|bit| args.result & bit == 0)
     }
 
-    /// Removes the entries of flows that are over, as `forget` with `PATH_CLEAR`: all in one call, or at most
+    /// Removes the entries of flows that are over, as `forget` with `PATH_OP_CLEAR`: all in one call, or at most
     /// `CLEAR_FLOWS` in each. Returns for each flow which legs are gone.
     pub fn clear_ended(&self, flows: &[(Connection, Option<Connection>)]) -> Vec<[bool; 2]> {
         let cleared = flows.chunks(names::CLEAR_FLOWS as usize).flat_map(|some| {
@@ -520,18 +520,18 @@ impl Maps {
 
     /// Returns the generation of a leg's entry.
     pub fn generation(&self, t: &Tuple) -> Option<u32> {
-        let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
+        let args = self.path_op(abi::path_op::PATH_OP_GET, t, abi::path6::default()).ok()?;
         (args.result == 0).then_some(args.generation)
     }
 
     pub fn decided(&self, legs: Pair<&Tuple>) -> io::Result<()> {
-        let (op, [key, other]) = (abi::path_op::PATH_DECIDED, [legs.client, legs.server].map(|leg| leg.to_abi()));
+        let (op, [key, other]) = (abi::path_op::PATH_OP_DECIDED, [legs.client, legs.server].map(|leg| leg.to_abi()));
         self.path_entry(&mut abi::path_args { op, key, other, ..Default::default() })
     }
 
     /// Stops tracking a leg of which segments have passed unseen.
     pub fn mistrust(&self, t: &Tuple) -> io::Result<()> {
-        self.path_op(abi::path_op::PATH_UNSEEN, t, abi::path6::default()).map(drop)
+        self.path_op(abi::path_op::PATH_OP_UNSEEN, t, abi::path6::default()).map(drop)
     }
 
     pub fn found_no_room(&self, t: &Tuple) -> bool {
@@ -570,7 +570,7 @@ impl Maps {
 
     /// Returns the path entries of both legs of a flow, in one call.
     pub fn paths_of(&self, legs: [Connection; 2]) -> Option<[PathView; 2]> {
-        let (op, [key, other]) = (abi::path_op::PATH_GET, legs.map(|c| c.leg.to_abi()));
+        let (op, [key, other]) = (abi::path_op::PATH_OP_GET, legs.map(|c| c.leg.to_abi()));
         let mut args = abi::path_args { op, key, other, ..Default::default() };
         self.path_entry(&mut args).ok()?;
         let found = [args.generation, args.other_generation];
@@ -585,20 +585,20 @@ impl Maps {
     /// Returns the next entry that is not in forwarding mode: `key`, and data of its
     /// leg's record. `result` and `slot` of the answer are those of `struct path_args`.
     pub fn next_idle(&self, slot: u64) -> io::Result<abi::path_args> {
-        let mut args = abi::path_args { op: abi::path_op::PATH_IDLE, slot, ..Default::default() };
+        let mut args = abi::path_args { op: abi::path_op::PATH_OP_IDLE, slot, ..Default::default() };
         self.path_entry(&mut args)?;
         Ok(args)
     }
 
     /// Calls `f` with each path entry: the leg on which its packets arrive, and the entry.
     pub fn each_path(&self, mut f: impl FnMut(Tuple, &abi::path6)) -> io::Result<()> {
-        self.walk(abi::path_op::PATH_NEXT, |t, e| {
+        self.walk(abi::path_op::PATH_OP_NEXT, |t, e| {
             f(t, e);
             true
         })
     }
 
-    /// Calls `f` with each path entry of an operation like PATH_NEXT, until it returns false.
+    /// Calls `f` with each path entry of an operation like PATH_OP_NEXT, until it returns false.
     pub fn walk(&self, op: abi::path_op, mut f: impl FnMut(Tuple, &abi::path6) -> bool) -> io::Result<()> {
         let mut args = abi::path_args { op, ..Default::default() };
         loop {
@@ -642,7 +642,7 @@ impl Maps {
 
     /// Sets another next hop in a leg's record.
     pub fn lead(&self, t: &Tuple, via: u16) -> io::Result<()> {
-        let (op, p) = (abi::path_op::PATH_HOP, abi::path { via, ..Default::default() });
+        let (op, p) = (abi::path_op::PATH_OP_HOP, abi::path { via, ..Default::default() });
         let p = abi::path6 { p, ..Default::default() };
         self.path_entry(&mut abi::path_args { op, key: t.to_abi(), p, ..Default::default() })
     }
@@ -656,7 +656,7 @@ impl Maps {
     /// Changes the next hop of a path entry in forwarding mode from `from` to `to`. Returns false if nothing was changed.
     pub fn move_path(&self, t: &Tuple, [from, to]: [u16; 2]) -> io::Result<bool> {
         let path = |via| abi::path { via, ..Default::default() };
-        let (op, p) = (abi::path_op::PATH_MOVE, abi::path6 { p: path(to), ..Default::default() });
+        let (op, p) = (abi::path_op::PATH_OP_MOVE, abi::path6 { p: path(to), ..Default::default() });
         let mut args = abi::path_args { op, key: t.to_abi(), p, p_other: path(from), ..Default::default() };
         self.path_entry(&mut args)?;
         Ok(args.result == 0)

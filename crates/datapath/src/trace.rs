@@ -85,7 +85,7 @@ struct Marked<'a>(&'a Datapath, [Connection; 2]);
 
 impl Marked<'_> {
     fn set(&self, op: abi::path_op) -> io::Result<()> {
-        let until = if op == abi::path_op::PATH_TRACED { monotonic() + WITHOUT_US } else { Duration::ZERO };
+        let until = if op == abi::path_op::PATH_OP_TRACED { monotonic() + WITHOUT_US } else { Duration::ZERO };
         self.0.set_tracing(abi::trace_word::TRACE_UNTIL, until.as_nanos() as u64)?;
         self.1.iter().try_for_each(|leg| self.0.maps.path_op_on(op, leg))
     }
@@ -93,7 +93,7 @@ impl Marked<'_> {
 
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.set(abi::path_op::PATH_UNTRACED) {
+        if let Err(error) = self.set(abi::path_op::PATH_OP_UNTRACED) {
             tracing::warn!(%error, "a trace ends by itself");
         }
     }
@@ -116,11 +116,11 @@ impl Datapath {
         self.set_tracing(abi::trace_word::TRACE_LOST, 0)?;
         let legs = legs.map(Into::into);
         let (began, marked) = (monotonic(), Marked(self, legs));
-        marked.set(abi::path_op::PATH_TRACED)?;
+        marked.set(abi::path_op::PATH_OP_TRACED)?;
         let (mut renewed, mut failed) = (Instant::now(), Ok(()));
         poll_ring(&self.maps.traces, |data| {
             if renewed.elapsed() > RENEW {
-                (renewed, failed) = (Instant::now(), marked.set(abi::path_op::PATH_TRACED));
+                (renewed, failed) = (Instant::now(), marked.set(abi::path_op::PATH_OP_TRACED));
             }
             let segment = data.and_then(|data| Traced::new(&from_bytes(data)));
             // left over from an earlier trace
