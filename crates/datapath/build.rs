@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-include!("src/pinned_names.rs");
+include!("src/tables/pinned_names.rs");
 
 /// Types that are in pinned maps, or name values in them, without being named by their declarations.
 const PINNED_TYPES: [&str; 8] = ["slot4", "slot6", "event", "leg_flag", "path_flag", "phase", "listens", "verdict"];

@@ -2,13 +2,13 @@
 
 use crate::{
     Connection, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
-    attachment::{Attachment, Mended},
-    conntrack::{Conntrack, ConntrackCounts},
+    attaching::attachment::{Attachment, Mended},
     error::OpenError,
-    maps::{Maps, io_error, sum_of},
-    remotes::Remotes,
-    rest::{self, Rest},
-    vias::NextHops,
+    hops::vias::NextHops,
+    network::conntrack::{Conntrack, ConntrackCounts},
+    tables::maps::{Maps, io_error, sum_of},
+    tables::remotes::Remotes,
+    tables::rest::{self, Rest},
 };
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::eventfd::EventFd;

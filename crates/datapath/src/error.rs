@@ -2,9 +2,9 @@
 
 use crate::{
     abi_id::AbiId,
-    maps::errno,
-    pinned::Holdings,
     requirements::{OLDEST, missing_capabilities, tested_kernels},
+    tables::maps::errno,
+    tables::pinned::Holdings,
 };
 use nix::libc;
 use std::{fmt, io, path::PathBuf};

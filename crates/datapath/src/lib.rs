@@ -8,60 +8,29 @@
 //! above it implement what it can do. No file uses one that uses it.
 
 mod abi_id;
-mod attach;
-mod attachment;
-mod bpffs;
-mod calls;
+mod attaching;
 mod checksum;
 mod clock;
-mod conntrack;
 mod datapath;
-mod devices;
-mod diag;
 mod error;
-mod events;
-mod flush;
-mod follow;
-mod foreign;
-mod forward_policy;
-mod guard;
-mod handshake;
-mod hold;
-mod idle;
-mod inspect;
-mod install;
-mod load;
-mod maps;
+mod handshakes;
+mod hops;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
-mod netlink;
-mod offloads;
+mod network;
 mod opening;
-mod options;
-mod pages;
-mod pinned;
-mod pinned_names;
-mod pins;
-mod programs;
 mod random;
-mod released;
-mod remotes;
 mod requirements;
-mod rest;
-mod routes;
 mod side;
 mod sockets;
-mod switch;
-mod takeover;
+mod switching;
+mod tables;
 mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tpot;
-mod tpot_probe;
-mod tpot_router;
-mod trace;
-mod vias;
+mod watching;
 
 /// Types of the maps, generated from the object's BTF. Meanings, units and byte orders of the fields: `bpf/flow.h`.
 pub mod abi {
@@ -105,51 +74,51 @@ mod tpot_router_skel {
 }
 
 pub use abi_id::AbiId;
-pub use attach::attach_first;
-pub use attachment::Mended;
+pub use attaching::attach::attach_first;
+pub use attaching::attachment::Mended;
+pub use attaching::guard::has_guard;
+pub use attaching::pins::{default_pin, other_datapath, remove_dead};
 pub use clock::monotonic;
-pub use conntrack::{ConntrackCounts, conntrack};
 pub use datapath::Datapath;
-pub use devices::{Device, devices};
-pub use diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
 pub use error::{OpenError, VerifierLog};
-pub use events::{Event, EventKind, Events, LastRecord, TapPosition, TapRecord};
-pub use flush::flush;
-pub use follow::{PathChanges, Watch};
-pub use foreign::{Foreign, is_local};
-pub use forward_policy::dropping_forward_chain;
-pub use guard::has_guard;
-pub use handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets};
-pub use hold::{HeldSegment, Reinjector};
-pub use idle::{IdleEntry, IdleWalk};
-pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
-pub use install::{IdleLeg, NextHop};
-pub use maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
+pub use handshakes::foreign::{Foreign, is_local};
+pub use handshakes::handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets};
+pub use handshakes::hold::{HeldSegment, Reinjector};
+pub use hops::follow::{PathChanges, Watch};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
-pub use offloads::{LISTS, LRO, features};
-pub use options::Options;
-pub use pages::{MapSize, map_size};
-pub use pinned::{Holdings, records};
-pub use pins::{default_pin, other_datapath, remove_dead};
-pub use released::{Recreated, Released, Resets};
+pub use network::conntrack::{ConntrackCounts, conntrack};
+pub use network::devices::{Device, devices};
+pub use network::forward_policy::dropping_forward_chain;
+pub use network::offloads::{LISTS, LRO, features};
+pub use opening::flush::flush;
+pub use opening::options::Options;
 pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
-pub use sockets::{
+pub use sockets::diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
+pub use sockets::socket::{
     PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, closes_mutely, has_connection,
     is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room,
     narrow_window, path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread,
     widen_window,
 };
-pub use switch::{
+pub use switching::install::{IdleLeg, NextHop};
+pub use switching::released::{Recreated, Released, Resets};
+pub use switching::switch::{
     Commit, CommitOptions, Connection, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers,
 };
+pub use tables::idle::{IdleEntry, IdleWalk};
+pub use tables::maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
+pub use tables::pages::{MapSize, map_size};
+pub use tables::pinned::{Holdings, records};
 pub use test_run::TestContext;
-pub use tpot::{
+pub use tpot::probe::{TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
+pub use tpot::proxy::{
     Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking, TpotHandshake,
     TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, tpot_flush, tpot_known, tpot_tunnels,
 };
-pub use tpot_probe::{TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
-pub use tpot_router::{
+pub use tpot::router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,
 };
-pub use trace::{Numbers, Traced};
+pub use watching::events::{Event, EventKind, Events, LastRecord, TapPosition, TapRecord};
+pub use watching::inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
+pub use watching::trace::{Numbers, Traced};

@@ -1,7 +1,7 @@
 //! The decisions of the data path, compiled natively: what `bpf/step.h` and `bpf/record.h`
 //! do with the segments of one flow. For simulators; does not touch the kernel.
 
-use crate::{Frozen, Half, Pair, PathView, Side, SwitchError, Switched, abi, switch};
+use crate::{Frozen, Half, Pair, PathView, Side, SwitchError, Switched, abi, switching::switch};
 use std::{
     ffi::c_int,
     fmt,
@@ -135,7 +135,7 @@ pub const WAYS: u32 = 64;
 /// Returns one of the places of a key in the table for `flows` flows: page and slot.
 pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) {
     let v6 = leg.remote.is_ipv6();
-    let pages = if v6 { crate::pages::PATHS6 } else { crate::pages::PATHS4 }.pages(flows);
+    let pages = if v6 { crate::tables::pages::PATHS6 } else { crate::tables::pages::PATHS4 }.pages(flows);
     // SAFETY: reads one key.
     let at = unsafe { model_place(&leg.to_abi(), v6.into(), seed, pages, way) };
     ((at >> 32) as u32, at as u32)

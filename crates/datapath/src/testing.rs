@@ -3,9 +3,11 @@
 
 pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
-    AbiId, Connection, Datapath, Pair, SwitchError, Tuple, abi, attach, devices,
-    maps::{bytes_of, errno, from_bytes, sum_of},
-    switch::bare,
+    AbiId, Connection, Datapath, Pair, SwitchError, Tuple, abi,
+    attaching::attach,
+    network::devices,
+    switching::switch::bare,
+    tables::maps::{bytes_of, errno, from_bytes, sum_of},
 };
 use libbpf_rs::{
     AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType, ObjectBuilder,
@@ -26,7 +28,7 @@ pub const TPOT_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bp
 /// The same for the router of a farm of translucent proxies.
 pub const TPOT_ROUTER_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot_router.bpf.o"));
 /// The same for the list of loaded programs.
-pub const PROGRAMS_OBJECT: &[u8] = crate::programs::OBJECT;
+pub const PROGRAMS_OBJECT: &[u8] = crate::attaching::programs::OBJECT;
 
 /// Lets the named device of this network namespace have super-packets of up to `bytes` bytes, in both families (BIG TCP).
 pub fn set_largest(device: &str, bytes: u32) -> io::Result<()> {
