@@ -28,9 +28,10 @@ struct Run {
 fn start(family: Family, policy: Policy, script: Script, answer: Script) -> Run {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let server = SERVER.port(family, 7000);
-    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
     let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    // first: the deadlines of both hosts begin when they do
     let f = Forwarder::start(&lab, proxy, server, policy);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
     let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
     Run { lab, f, client: Some(client), server: Some(serving) }
 }
