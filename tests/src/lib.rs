@@ -2,6 +2,7 @@
 
 pub mod forge;
 pub mod handshake;
+pub mod log;
 pub mod packet;
 pub mod process;
 pub mod scenario;
@@ -14,11 +15,11 @@ use longsplice_engine::{
     Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
     Splicer, TpotHandshake,
 };
-use longsplice_lab::{Lab, Namespace, process::wait_for};
+use longsplice_lab::{Lab, Namespace, Report, process::wait_for, report::show_failures};
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -39,11 +40,18 @@ pub fn at_once() -> Policy {
     Policy { when: SpliceWhen::AtOnce, path: PathRule::Any, ..Policy::default() }
 }
 
-/// A plug proxy in a lab's forwarder that runs in this process. Dropping it stops it and removes what it attached.
+/// A plug proxy in a lab's forwarder that runs in this process. Dropping it stops it and removes what it attached. If the test
+/// fails or hangs, its flows, its entries, its counters and the end of its log are shown.
 pub struct Forwarder {
+    report: Report,
     /// The engine.
     pub splicer: Splicer,
     ended: Record,
+    _running: Running,
+}
+
+/// The thread of a forwarder.
+struct Running {
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -233,12 +241,8 @@ impl Forwarder {
     where
         A: AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static,
     {
-        // a gap in a tap is rare, and its cause is not seen in the outcome of a test
-        let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(filter.unwrap_or_else(|_| "error,longsplice_engine::taps=debug".into()))
-            .with_test_writer()
-            .try_init();
+        log::keep();
+        show_failures();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, is_ready) = mpsc::channel();
         let ended = Arc::new(Mutex::new(Vec::new()));
@@ -259,7 +263,14 @@ impl Forwarder {
         };
         let thread = spawn(Box::new(work));
         let splicer = is_ready.recv_timeout(Duration::from_secs(120)).expect("the forwarder starts");
-        Forwarder { splicer, ended, stop: Some(stop), thread: Some(thread) }
+        let (shown, of) = (splicer.clone(), ended.clone());
+        let report = Report::new("a forwarder of this process", move || state(&shown, &of) + &log::last());
+        Forwarder { report, splicer, ended, _running: Running { stop: Some(stop), thread: Some(thread) } }
+    }
+
+    /// Shows its state. A test that panics does so without this.
+    pub fn show(&self) {
+        self.report.show();
     }
 
     /// Waits until `n` flows have ended, and returns their records.
@@ -268,7 +279,10 @@ impl Forwarder {
             let e = self.ended.lock().expect("lock");
             (e.len() >= n).then(|| e.clone())
         });
-        all.unwrap_or_else(|| panic!("{n} flows end: {:?}, live: {:#?}", self.ended.lock(), self.splicer.flows()))
+        all.unwrap_or_else(|| {
+            let ended = self.ended.lock().expect("lock").len(); // the lock is free again before the state is shown
+            panic!("{n} flows end, but only {ended} have, live: {:#?}", self.splicer.flows())
+        })
     }
 
     /// Waits until the first flow is in the given state.
@@ -294,6 +308,18 @@ impl Forwarder {
     pub fn verdict(&self, name: &str) -> u64 {
         self.verdicts().iter().find(|v| v.0 == name).map_or(0, |v| v.1)
     }
+}
+
+/// The state of an engine, for people.
+fn state(splicer: &Splicer, ended: &Record) -> String {
+    let flows = splicer.flows().into_iter().map(|flow| format!("{flow:?}\n"));
+    let ended = ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let ended = ended.into_iter().map(|ended| format!("{ended:?}\n"));
+    let Some(d) = splicer.datapath() else { return flows.chain(ended).collect() };
+    let legs = d.legs().into_iter().map(|(t, leg)| format!("{t:?} {leg:?}\n"));
+    let paths = d.paths().into_iter().map(|(t, path)| format!("{t:?} {path:?}\n"));
+    let counters = d.verdicts().map(|all| all.into_iter().filter(|v| v.1 > 0).collect::<Vec<_>>());
+    flows.chain(ended).chain(legs).chain(paths).chain([format!("{counters:?}\n")]).collect()
 }
 
 /// As the proxy does: no byte of a flow that is spliced at once is copied.
@@ -346,7 +372,7 @@ async fn wait_async(limit: Duration, done: impl Fn() -> bool) {
     }
 }
 
-impl Drop for Forwarder {
+impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(t) = self.thread.take()

@@ -83,9 +83,13 @@ impl Process {
         line.trim_end().to_owned()
     }
 
+    fn tell(&mut self, what: &str) -> io::Result<()> {
+        self.talk.get_mut().write_all(format!("{what}\n").as_bytes())
+    }
+
     /// Sends a request and returns the lines of the answer.
     pub fn ask(&mut self, what: &str) -> Vec<String> {
-        self.talk.get_mut().write_all(format!("{what}\n").as_bytes()).expect("the process lives");
+        self.tell(what).expect("the process lives");
         let mut answer = Vec::new();
         loop {
             match self.line() {
@@ -133,6 +137,11 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if thread::panicking() && matches!(self.child.try_wait(), Ok(None)) && self.tell("show").is_ok() {
+            // it shows its state itself: its standard error is ours
+            let _ = self.talk.get_ref().set_read_timeout(Some(Duration::from_secs(5)));
+            let _ = self.talk.read_line(&mut String::new());
+        }
         self.die();
     }
 }
@@ -165,6 +174,7 @@ pub fn serve() {
             "release" => f.command(Command::Release),
             "storm" => storm(&f, number.parse().expect("a seed")),
             "stop" => stop(&f),
+            "show" => f.show(),
             "end" => {
                 drop(f);
                 return writeln!(answer, ".").expect("the test listens");

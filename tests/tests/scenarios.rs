@@ -1,8 +1,7 @@
 //! Every situation of tests/scenarios: copied, spliced, and spliced and unspliced repeatedly.
 //!
 //! Each scenario runs with one of its families, which its name decides; `SCENARIO_FAMILIES=all` runs it with all of them.
-//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` select a mode and families; `SCENARIO_REPEAT=n` repeats the runs;
-//! `SCENARIO_TRACE=DIR` keeps the captures of failed runs.
+//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` select a mode and families; `SCENARIO_REPEAT=n` repeats the runs.
 
 use longsplice_tests::scenario::{Families, Mode, Scenario, run};
 use std::{

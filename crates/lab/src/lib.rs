@@ -4,6 +4,7 @@
 //!
 //! - [`topology`] builds client - forwarder - server from network [`namespace`]s and veth,
 //! - [`process`] runs programs in them and leaves none behind,
+//! - [`report`] shows what a failed test had, even if it hangs,
 //! - [`impair`] loses, duplicates, reorders and delays packets on a device, and counts them,
 //! - [`traffic`] sends streams whose bytes are all known, and reports what arrived,
 //! - [`flood`] sends small packets over up to a million flows, and counts the arrivals,
@@ -22,6 +23,7 @@ pub mod impair;
 pub mod namespace;
 pub mod pattern;
 pub mod process;
+pub mod report;
 pub mod topology;
 pub mod trace;
 pub mod traffic;
@@ -30,4 +32,5 @@ pub use error::LabError;
 pub use impair::{Impair, Impaired, Impairment, LinkDirection};
 pub use namespace::Namespace;
 pub use process::ChildGuard;
+pub use report::Report;
 pub use topology::{Family, InOrder, Lab, Options, Shape};

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::LabError;
+use crate::report::{Report, tail};
 
 /// Polling interval while waiting for a condition. Short compared with what tests measure, long compared with one check.
 const POLL: Duration = Duration::from_millis(5);
@@ -58,13 +60,24 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<Stri
 
 /// A running program. It is killed and waited for on drop; its output goes to a file.
 ///
-/// If the thread is panicking on drop, the end of that file is printed, because it usually shows the reason.
+/// If the thread is panicking on drop, or a signal ends the test ([`Report`]), the end of that file is printed, because it
+/// usually shows the reason.
 #[derive(Debug)]
 pub struct ChildGuard {
-    child: Child,
+    _report: Report,
+    child: Arc<Mutex<Child>>,
     gentle: bool,
     name: String,
     log: tempfile::NamedTempFile,
+}
+
+fn lock(child: &Mutex<Child>) -> MutexGuard<'_, Child> {
+    child.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The output of a program so far.
+fn output(log: &Path) -> String {
+    fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
 impl ChildGuard {
@@ -80,7 +93,12 @@ impl ChildGuard {
             .stderr(append(log.path())?)
             .spawn()
             .map_err(|source| LabError::Missing { program: name.clone(), source })?;
-        Ok(Self { child, gentle: false, name, log })
+        let child = Arc::new(Mutex::new(child));
+        let (path, to_end) = (log.path().to_owned(), child.clone());
+        let show = move || tail(&output(&path));
+        let end = move || drop(lock(&to_end).kill());
+        let report = Report::with_end(format!("the output of {name}"), show, end);
+        Ok(Self { _report: report, child, gentle: false, name, log })
     }
 
     /// On drop, send SIGTERM first: the program has child processes, which would be left behind if it were killed.
@@ -92,12 +110,12 @@ impl ChildGuard {
 
     /// The process ID. `nsenter` executes the program in its place, so this is the program's own.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        lock(&self.child).id()
     }
 
     /// The output so far.
     pub fn output(&self) -> String {
-        fs::read(self.log.path()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+        output(self.log.path())
     }
 
     /// Waits until `text` is in the output.
@@ -116,7 +134,7 @@ impl ChildGuard {
 
     /// Whether the program is still running.
     pub fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+        matches!(lock(&self.child).try_wait(), Ok(None))
     }
 
     /// Sends a signal to the program.
@@ -126,13 +144,14 @@ impl ChildGuard {
 
     /// Waits for the program to exit; `None` if it still runs after `limit`.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
-        wait_for(limit, || self.child.try_wait().ok().flatten())
+        wait_for(limit, || lock(&self.child).try_wait().ok().flatten())
     }
 
     /// Kills the program (SIGKILL) and waits for it to exit. Does nothing if it has already exited.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let mut child = lock(&self.child);
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -142,12 +161,6 @@ impl Drop for ChildGuard {
             let _ = self.signal(Signal::SIGTERM);
             self.wait(GENTLE);
         }
-        self.kill();
-        if thread::panicking() {
-            let output = self.output();
-            let tail: Vec<&str> = output.lines().rev().take(40).collect();
-            eprintln!("--- last words of {}", self.name);
-            tail.iter().rev().for_each(|line| eprintln!("{line}"));
-        }
+        self.kill(); // the report, which is dropped afterwards, then has all of the output
     }
 }

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::namespace::RUN_NETNS;
 use crate::process::run;
-use crate::{LabError, Namespace};
+use crate::{LabError, Namespace, Report, trace};
 
 /// The prefix of the names of all lab namespaces; the sweep touches no others.
 const PREFIX: &str = "ls-";
@@ -169,6 +169,8 @@ pub const SERVER_SECOND: Address = Address::new(2, 12);
 /// Three connected hosts. Dropping the lab removes them with everything inside.
 #[derive(Debug)]
 pub struct Lab {
+    /// First, because a capture ends before its devices.
+    packets: Option<Report>,
     /// The host that opens connections. Its device is `c0`.
     pub client: Namespace,
     /// The host that runs longsplice. Its devices are [`Lab::client_device`] and [`Lab::server_device`].
@@ -215,7 +217,8 @@ impl Lab {
         let removal = Removal(plan.roles().iter().map(|role| name(role)).collect());
         run("ip", &["-batch", "-"], &plan.creation())?;
         let open = |role: &str| Namespace::open(name(role));
-        let lab = Self {
+        let mut lab = Self {
+            packets: None,
             client: open("client")?,
             forwarder: open("forwarder")?,
             server: open("server")?,
@@ -252,7 +255,19 @@ impl Lab {
                 steer(&lab.forwarder, &[lab.server_device()], 1)?;
             }
         }
+        let hosts = lab.namespaces().filter(|host| lab.segment.as_ref().is_none_or(|s| s.name() != host.name()));
+        lab.packets = Some(trace::report(format!("the lab {}", name("*")), hosts)?);
         Ok(lab)
+    }
+
+    /// Ends the capture, if there is one: nothing of this lab is left to show.
+    pub fn end_capture(&mut self) {
+        self.packets = None;
+    }
+
+    /// Shows the packets, if they are captured, and how to capture them. A test that panics does so without this.
+    pub fn show(&self) {
+        self.packets.iter().for_each(Report::show);
     }
 
     /// Builds a lab with [`Options::default`].

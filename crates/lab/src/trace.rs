@@ -3,13 +3,17 @@
 //! `tcpdump` writes a pcap file, which is parsed here: the classic format with nanoseconds, link type Ethernet, TCP over
 //! IPv4 or IPv6 without extension headers. Other packets are skipped.
 
+use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::{ChildGuard, LabError, Namespace};
+use crate::report::tail;
+use crate::{ChildGuard, LabError, Namespace, Report};
 
 /// Time limit for tcpdump to get ready.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -32,8 +36,12 @@ impl Tap {
         let mut command = namespace.command("tcpdump");
         // Stay root: tcpdump would otherwise drop the privilege to write the file.
         command.args(["-i", device, "-n", "-U", "--immediate-mode", "--time-stamp-precision=nano", "-Z", "root"]);
-        command.args(["-s", SNAP, "-B", BUFFER, "-w"]).arg(file.path()).arg("tcp or arp or icmp or icmp6");
-        let mut tcpdump = ChildGuard::spawn(&mut command)?;
+        command
+            .args(["-s", SNAP, "-B", BUFFER, "-w"])
+            .arg(file.path())
+            .arg("tcp or udp or arp or icmp or icmp6 or ip6 proto 44");
+        // The signal that ends a test that hangs goes to its group: the capture has to be read afterwards.
+        let mut tcpdump = ChildGuard::spawn(command.process_group(0))?;
         tcpdump.wait_output("listening on", PATIENCE)?;
         Ok(Self { tcpdump, file })
     }
@@ -89,6 +97,38 @@ impl Tap {
         }
         Err(LabError::Late { what: "what tcpdump had to write".into(), seconds: PATIENCE.as_secs() })
     }
+}
+
+/// The variable that names a directory where captures of a failed test are kept. Without it, no test captures: packets of which a
+/// capture has a copy take another way through the data path, and every one would take longer.
+const CAPTURE: &str = "LAB_CAPTURE";
+
+/// The packets of all hosts of a lab, on all devices, if the environment asks for them.
+pub(crate) fn report<'a>(name: String, hosts: impl Iterator<Item = &'a Namespace>) -> Result<Report, LabError> {
+    let Some(folder) = env::var_os(CAPTURE).filter(|folder| !folder.is_empty()).map(PathBuf::from) else {
+        return Ok(Report::new(name, || {
+            format!("packets: not captured. With {CAPTURE}=DIR, the next run keeps and shows them")
+        }));
+    };
+    let tap = |host: &Namespace| Tap::start(host, "any").map(|tap| (host.clone(), tap));
+    let taps = hosts.map(tap);
+    let taps = Mutex::new(taps.collect::<Result<Vec<_>, _>>()?);
+    Ok(Report::new(name, move || {
+        let taps = std::mem::take(&mut *taps.lock().unwrap_or_else(PoisonError::into_inner));
+        let all = taps.into_iter().map(|(host, tap)| {
+            let file = folder.join(format!("{}.pcap", host.name()));
+            match tap.keep(&file).and_then(|()| listed(&host, &file)) {
+                Ok(packets) => format!("packets: {}\n{packets}\n", file.display()),
+                Err(error) => format!("packets: {}: {error}\n", file.display()),
+            }
+        });
+        all.collect()
+    }))
+}
+
+/// The last packets of a capture, for people. Names of devices are known in their host only.
+fn listed(host: &Namespace, file: &Path) -> Result<String, LabError> {
+    host.execute("tcpdump", &["-n", "-r", &file.display().to_string()]).map(|all| tail(&all))
 }
 
 /// The packets captured on a device.

@@ -1,6 +1,6 @@
 //! A farm of translucent proxies through the real program: `longsplice tpot router`, and its members. Needs root and eBPF.
 
-use crate::running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
+use crate::running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip, spawn};
 use crate::translucent::{AT_ONCE, PATIENCE, PORT, Translucent, counter, host, listeners, service, stop, tunnels};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Options, Shape,
@@ -87,7 +87,7 @@ impl Farm {
             command.args(["--member", &member.ip(family).to_string()]);
         }
         command.args(["--check", &CHECK.to_string(), "--interval", "1", "--rise", "1", "--fall", "1"]).args(more);
-        let mut router = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
+        let mut router = spawn(&mut command);
         router.wait_output("routing to the farm", PATIENCE).unwrap();
         router
     }

@@ -7,14 +7,12 @@ use longsplice_lab::{
     Impairment, InOrder, Lab, Namespace,
     process::wait_for,
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_CLIENT, SERVER},
-    trace::Tap,
     traffic::{Report, StreamEnd, connect, converse, intact, listen, serve},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     fmt::Write,
     net::SocketAddr,
-    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -36,7 +34,6 @@ struct Run {
 /// Runs a scenario once. On failure, returns the error, the reports and the verdicts.
 pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, String> {
     let lab = Lab::new(s.shape(), s.options(families)).expect("lab");
-    let taps = taps(&lab);
     let _impaired = prepare(s, &lab);
     let strict = strict(s, &lab);
     let server = SERVER.port(families.server(), PORT);
@@ -112,26 +109,9 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     if run.wrong.is_empty() {
         return Ok(text);
     }
-    for (name, tap) in taps {
-        let _ = tap.keep(&PathBuf::from(format!("{name}.pcap"))).inspect_err(|e| eprintln!("{e}"));
-    }
+    forwarder.show();
+    lab.show();
     Err(format!("  {}\n{text}", run.wrong.join("\n  ")))
-}
-
-/// With `SCENARIO_TRACE=DIR` set, captures the packets on all
-/// devices, and keeps the captures in that folder if the run fails.
-fn taps(lab: &Lab) -> Vec<(String, Tap)> {
-    let Ok(dir) = std::env::var("SCENARIO_TRACE") else { return Vec::new() };
-    let devices = [
-        (&lab.client, "c0"),
-        (&lab.forwarder, lab.client_device()),
-        (&lab.forwarder, lab.server_device()),
-        (&lab.server, "s0"),
-    ];
-    devices
-        .into_iter()
-        .map(|(n, device)| (format!("{dir}/{}-{device}", n.name()), Tap::start(n, device).expect("tcpdump")))
-        .collect()
 }
 
 fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {

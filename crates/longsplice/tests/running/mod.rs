@@ -1,22 +1,20 @@
 //! A running longsplice and a peer, for tests from outside.
 
-use longsplice_lab::Namespace;
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use longsplice_lab::{ChildGuard, Namespace, Report, report::show_failures};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
+    fs,
     io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::{
         fs::{MetadataExt, chown},
         net::UnixStream,
+        process::CommandExt,
     },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Output, Stdio},
+    process::{Command, ExitStatus, Output},
     thread,
     time::{Duration, Instant},
 };
@@ -99,11 +97,35 @@ impl Drop for Pins {
     }
 }
 
-/// A proxy, which is killed on drop.
+/// A proxy, which is killed on drop. If the test fails or hangs, its flows, its counters and the end of its log are shown.
 pub struct Running {
-    child: Child,
+    _state: Report,
+    child: ChildGuard,
     dir: tempfile::TempDir,
     control: PathBuf,
+}
+
+/// Starts the program. A signal that ends a test that hangs goes to all processes of its group: the program is in one of its
+/// own, or it would be gone before it is asked.
+pub fn spawn(command: &mut Command) -> ChildGuard {
+    show_failures();
+    ChildGuard::spawn(command.process_group(0).env_remove("RUST_LOG").env_remove("LONGSPLICE_CONTROL")).unwrap()
+}
+
+/// What commands of the program say, if they end within seconds.
+pub fn shown(command: impl Fn(&str) -> Command, commands: &[&[&str]]) -> String {
+    let all = commands.iter().map(|arguments| {
+        let said = command("timeout").args(["-k1", "2", LONGSPLICE]).args(*arguments).output();
+        let said = said.map_or_else(|e| e.to_string(), |o| [o.stdout, o.stderr].map(|s| lossy(&s)).concat());
+        // most counters are of something else
+        let lines: Vec<&str> = said.lines().filter(|line| !line.ends_with(" 0")).collect();
+        format!("{arguments:?}\n{}\n", lines.join("\n"))
+    });
+    all.collect()
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 impl Running {
@@ -150,19 +172,22 @@ impl Running {
             command.args(["--path", "any"]);
         }
         command.arg("--control").arg(&control).arg("--access-log").arg(dir.path().join("access.log"));
-        command.env_remove("RUST_LOG").env_remove("LONGSPLICE_CONTROL");
-        command.stdin(Stdio::null()).stderr(File::create(dir.path().join("messages")).unwrap());
-        let running = Running { child: command.spawn().unwrap(), dir, control };
+        let path = control.display().to_string();
+        let show = move || {
+            shown(|program| Command::new(program), &[&["ls", "--control", &path], &["counters", "--control", &path]])
+        };
+        let child = spawn(&mut command);
+        let running = Running { _state: Report::new("flows and counters", show), child, dir, control };
         running.wait_message("control socket");
         running
     }
 
-    /// Returns the proxy's output on standard error.
+    /// Returns the proxy's output.
     pub fn messages(&self) -> String {
-        fs::read_to_string(self.dir.path().join("messages")).unwrap()
+        self.child.output()
     }
 
-    /// Waits until the output on standard error contains `text`.
+    /// Waits until the output contains `text`.
     pub fn wait_message(&self, text: &str) {
         eventually(text, || self.messages().contains(text).then_some(()));
     }
@@ -203,34 +228,32 @@ impl Running {
     }
 
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.child.pid()
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+        self.child.signal(signal).unwrap();
     }
 
     /// Kills the proxy with SIGKILL; harmless if it has exited.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill();
     }
 
     /// Waits until the proxy exits. Returns the status.
     pub fn wait(&mut self) -> ExitStatus {
-        let child = &mut self.child;
-        eventually("the end of the proxy", || child.try_wait().unwrap())
+        self.child.wait(PATIENCE).unwrap_or_else(|| panic!("the proxy does not end within {PATIENCE:?}"))
     }
 
     /// Returns the number of open descriptors.
     pub fn descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+        fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
     }
 
     /// Returns a line for each open descriptor: its number and what it is, and for programs, maps and links what the kernel
     /// says of them.
     pub fn open_files(&self) -> BTreeSet<String> {
-        let of = |part: &str, number: &str| PathBuf::from(format!("/proc/{}/{part}/{number}", self.child.id()));
+        let of = |part: &str, number: &str| PathBuf::from(format!("/proc/{}/{part}/{number}", self.id()));
         let describe = |number: &str| {
             let target = fs::read_link(of("fd", number)).ok()?.display().to_string(); // it may just have been closed
             let details = fs::read_to_string(of("fdinfo", number)).unwrap_or_default();
@@ -245,7 +268,7 @@ impl Running {
     /// Waits until the proxy is idle: each thread is asleep whenever checked.
     pub fn comes_to_rest(&self) {
         const LOOKS: u32 = 50;
-        let tasks = format!("/proc/{}/task", self.child.id());
+        let tasks = format!("/proc/{}/task", self.id());
         let asleep = |task: PathBuf| {
             // a thread that has just exited counts as asleep
             let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
@@ -261,7 +284,7 @@ impl Running {
 
     /// Returns how often the threads have slept and been woken.
     pub fn wake_ups(&self) -> u64 {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).unwrap();
         let slept = |task: PathBuf| {
             let status = fs::read_to_string(task.join("status")).unwrap_or_default();
             let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
@@ -283,16 +306,6 @@ impl Running {
         self.stop(pins);
         let log = fs::read_to_string(self.access_log()).unwrap();
         log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!("--- flows and counters:\n{:?}\n{:?}", self.ask(&["ls"]), self.ask(&["counters"]));
-            eprintln!("--- the proxy said:\n{}", self.messages());
-        }
-        self.kill();
     }
 }
 

@@ -4,8 +4,7 @@
 //! wrong byte, no connection that hangs, and nothing left over: flows, entries, descriptors, memory.
 //!
 //! `LONGSPLICE_SOAK_SECONDS` sets the duration (`make test-all`: 240, `make soak`: an hour), and `LONGSPLICE_SOAK_SEED` the
-//! sequence of events; the seed is printed. `LONGSPLICE_SOAK_CAPTURE` names a folder where the headers of all packets are
-//! kept if the test fails. Needs root and eBPF, and fails without.
+//! sequence of events; the seed is printed. Needs root and eBPF, and fails without.
 
 mod deck;
 mod ledger;
@@ -19,7 +18,7 @@ use crate::running::more_open;
 use deck::{Card, Stage};
 use ledger::Ledger;
 use longsplice_datapath::Holdings;
-use longsplice_lab::{Family, Lab, Namespace, Options, Shape, process::wait_for, trace::Tap};
+use longsplice_lab::{Family, Lab, Options, Shape, process::wait_for};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use program::{Going, Means, Program};
 use rand::{SeedableRng, rngs::SmallRng};
@@ -27,7 +26,7 @@ use std::{
     collections::BTreeSet,
     env,
     fmt::{self, Display, Formatter},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -68,34 +67,18 @@ fn everything_at_once() {
     let lab = Lab::new(Shape::TwoDevices, options).expect("a lab");
     let names = [&lab.client, &lab.forwarder, &lab.server].map(|namespace| namespace.path());
     deck::prepare(&lab);
-    let hosts = [&lab.client, &lab.forwarder, &lab.server];
-    let capture = env::var("LONGSPLICE_SOAK_CAPTURE").ok().map(PathBuf::from);
-    let taps = capture.iter().flat_map(|folder| hosts.map(|host| Capture::start(host, folder))).collect();
     let program = Program::start(&lab);
     let traffic = Traffic::new(Ledger::new());
     streams::begin(&traffic, &lab, seed);
     web::begin(&traffic, &lab, seed);
     let stage = Stage { program, traffic, r: SmallRng::seed_from_u64(seed), lab };
-    Soak { stage, seed, taps }.run(Duration::from_secs(seconds.saturating_sub(ENDING)));
+    Soak { stage, seed }.run(Duration::from_secs(seconds.saturating_sub(ENDING)));
     assert!(names.iter().all(|name| !Path::new(name).exists()), "namespaces are left: {names:?}");
 }
 
 struct Soak {
     stage: Stage,
     seed: u64,
-    taps: Vec<Capture>,
-}
-
-/// A capture of the packets of a host, and where it is kept.
-struct Capture {
-    tap: Tap,
-    file: PathBuf,
-}
-
-impl Capture {
-    fn start(host: &Namespace, folder: &Path) -> Capture {
-        Capture { tap: Tap::start(host, "any").expect("tcpdump"), file: folder.join(format!("{}.pcap", host.name())) }
-    }
 }
 
 /// What an idle program uses.
@@ -194,8 +177,8 @@ impl Soak {
             traffic.ledger.fail(format!("{} KB of memory, and {} at the start", after.memory, before.memory));
         }
         self.check();
-        self.taps.clear();
         self.stage.program.end();
+        self.stage.lab.end_capture();
         let processes = program::processes(&self.stage.lab);
         assert!(processes.is_empty(), "processes are left: {processes}");
         traffic.ledger.tally(|tally| {
@@ -223,9 +206,6 @@ impl Soak {
         }
         for (leg, record) in self.stage.program.records() {
             eprintln!("--- record of {leg:?}: {record:?}");
-        }
-        for Capture { tap, file } in self.taps.drain(..) {
-            tap.keep(&file).expect("the capture");
         }
         eprintln!("--- what the processes before have said:\n{}", self.stage.program.before());
         panic!("LONGSPLICE_SOAK_SEED={}: {failures:#?}", self.seed);

@@ -102,7 +102,7 @@ impl Translucent {
 pub fn host(lab: &Lab, proxies: &[&str]) -> ChildGuard {
     let mut command = lab.client.command(LONGSPLICE);
     command.args(["tpot", "host", "--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]).args(proxies);
-    let mut host = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
+    let mut host = running::spawn(&mut command);
     host.wait_output("asking for proxies", PATIENCE).unwrap();
     host
 }
@@ -159,7 +159,7 @@ pub fn service(what: &str, at: &Namespace, changes: &[(&str, &str)], says: &str)
     assert_eq!(arguments.next(), Some("/usr/local/bin/longsplice"));
     let mut command = at.command("setpriv");
     command.args([&format!("--bounding-set=-all{allowed}"), "--inh-caps=-all", "--no-new-privs", LONGSPLICE]);
-    let mut started = ChildGuard::spawn(command.args(arguments).env_remove("RUST_LOG")).unwrap();
+    let mut started = running::spawn(command.args(arguments));
     started.wait_output(says, PATIENCE).unwrap();
     assert!(stop(started).contains("stopped"));
 }
