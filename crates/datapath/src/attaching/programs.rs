@@ -30,12 +30,14 @@ pub(crate) fn loaded_programs() -> Result<Vec<Loaded>, OpenError> {
     let link = lister.attach().map_err(kernel("list of programs"))?;
     let mut text = String::new();
     Iter::new(&link).map_err(kernel("list of programs"))?.read_to_string(&mut text).map_err(failed)?;
-    let all: Vec<_> = text.lines().map(read).collect::<io::Result<_>>().map_err(failed)?;
-    // it lists itself, too: an empty list would be a list that cannot be read
-    match all.iter().any(|p| p.name == "list_programs") {
-        true => Ok(all),
-        false => Err(failed(io::ErrorKind::UnexpectedEof.into())),
-    }
+    list(&text).map_err(failed)
+}
+
+/// Reads the list. It contains the program that makes it, so a list without that one was not read to its end.
+fn list(text: &str) -> io::Result<Vec<Loaded>> {
+    let all: Vec<_> = text.lines().map(read).collect::<io::Result<_>>()?;
+    let is_whole = all.iter().any(|p| p.name == "list_programs");
+    if is_whole { Ok(all) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 fn read(line: &str) -> io::Result<Loaded> {
@@ -76,6 +78,14 @@ mod tests {
         assert_eq!(read("4294967295 12 ingress").unwrap(), of(u32::MAX, Some(12), "ingress"));
         assert_eq!(read("8 0 ").unwrap(), of(8, None, ""));
         assert!(read("").is_err() && read("8").is_err() && read("x 0 y").is_err());
+    }
+
+    #[test]
+    fn a_list_that_lacks_the_lister_is_no_list() {
+        assert!(list("7 0 list_programs\n4 12 ingress\n").is_ok_and(|all| all.len() == 2));
+        for cut in ["", "4 12 ingress\n", "7 0 list_programs\n4"] {
+            assert!(list(cut).is_err(), "{cut:?}");
+        }
     }
 
     #[test]

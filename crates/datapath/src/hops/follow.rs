@@ -128,7 +128,7 @@ impl Datapath {
     }
 
     /// Processes changes, and updates next hops accordingly. A pass through many flows takes a second for some 200,000.
-    /// Returns legs of flows whose route leads over a device to which nothing will be attached, [`ELSEWHERE`] at most.
+    /// Returns legs of flows whose route leads over a device to which nothing will be attached, `ELSEWHERE` at most.
     pub fn follow(&self, watch: &mut Watch) -> io::Result<Vec<Tuple>> {
         let mut elsewhere = Vec::new();
         let heard = self.next_hops.routes().hear(&mut watch.netlink)?;

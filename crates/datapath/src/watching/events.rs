@@ -98,7 +98,7 @@ impl Event {
 /// Receives events. There may be only one receiver.
 ///
 /// Normally, the first event wakes the receiver up, by an interrupt in the middle of the packet path, which costs more than
-/// the whole rest of a segment. While events come often, the receiver reads them at short intervals instead ([`Pace`]), and
+/// the whole rest of a segment. While events come often, the receiver reads them at short intervals instead (`Pace`), and
 /// tells the data path not to wake it up for those that can wait (`tell_all()` in verdict.h).
 pub struct Events<'a> {
     datapath: &'a Datapath,
