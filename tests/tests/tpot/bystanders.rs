@@ -14,7 +14,7 @@ use longsplice_tests::{
 };
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{Shutdown, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr},
 };
 
 /// Sends a packet of the client outside of any tunnel. It is routed to the server whole.
@@ -76,8 +76,14 @@ fn a_flood_does_not_make_the_proxy_forget_what_it_must_pass_by() {
         let mut h = Hand::new(family, by_hand(), TpotHandshake::Basic);
         h.ask(&h.syn());
         let options = [MSS.to_vec(), option(8)].concat();
-        // from nobody, so that no answer is answered
-        let from = |n: u32| SocketAddr::new(SERVER_SECOND.ip(family), 1 + (n % 60_000) as u16);
+        // from nobody, so that no answer is answered; from addresses and ports of which each is used once
+        let from = |n: u32| {
+            let address = match SERVER_SECOND.ip(family) {
+                IpAddr::V4(first) => IpAddr::from((u32::from(first) + n / 60_000).to_be_bytes()),
+                IpAddr::V6(first) => IpAddr::from((u128::from(first) + u128::from(n / 60_000)).to_be_bytes()),
+            };
+            SocketAddr::new(address, 1 + (n % 60_000) as u16)
+        };
         for n in 0..SYNS {
             h.plain(&Packet { seq: n, flags: flag::SYN, options: options.clone(), ..packet(from(n), h.server) });
         }
