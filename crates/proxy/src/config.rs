@@ -214,17 +214,39 @@ impl Default for Http {
     }
 }
 
+/// What a protocol is to the code that serves all of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Traits {
+    /// Name for logs and lists.
+    pub name: &'static str,
+    /// Clients choose their target, so special ranges of addresses are guarded. Other targets come from the configuration.
+    pub guarded: bool,
+    /// The proxy has a listening socket for it.
+    pub binds: bool,
+    /// Nothing has to be read from a client before a splice.
+    pub unread: bool,
+    /// A client whose connection fails has been sent the reason, and gets time to read it. Others believe that they are connected
+    /// to the target, so they get a reset, as the target would send.
+    pub answers: bool,
+}
+
 impl Protocol {
+    /// Returns what the protocol is. Besides this, a new one needs a step in `handshake()` of connection.rs.
+    pub(crate) fn traits(&self) -> Traits {
+        let of = |name| Traits { name, guarded: false, binds: true, unread: false, answers: false };
+        match self {
+            Protocol::Socks5 { .. } => Traits { guarded: true, answers: true, ..of("socks5") },
+            Protocol::Http(http) => Traits { guarded: http.routes.is_empty(), answers: true, ..of("http") },
+            Protocol::Tls(tls) => Traits { guarded: tls.forwards(), answers: true, ..of("tls") },
+            Protocol::Plug { .. } => Traits { unread: true, ..of("plug") },
+            Protocol::Transparent => Traits { binds: false, ..of("transparent") },
+            Protocol::Tpot => Traits { guarded: true, binds: false, unread: true, ..of("tpot") },
+        }
+    }
+
     /// Returns the name for logs and lists.
     pub fn name(&self) -> &'static str {
-        match self {
-            Protocol::Socks5 { .. } => "socks5",
-            Protocol::Http(_) => "http",
-            Protocol::Tls(_) => "tls",
-            Protocol::Plug { .. } => "plug",
-            Protocol::Transparent => "transparent",
-            Protocol::Tpot => "tpot",
-        }
+        self.traits().name
     }
 }
 
@@ -266,14 +288,7 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// Returns a listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // Clients of SOCKS, of a forward proxy, of TLS or of TPOT choose their target. Other targets come from the configuration.
-        let guarded = match &protocol {
-            Protocol::Socks5 { .. } | Protocol::Tpot => true,
-            Protocol::Http(http) => http.routes.is_empty(),
-            Protocol::Tls(tls) => tls.forwards(),
-            Protocol::Plug { .. } | Protocol::Transparent => false,
-        };
-        let rules = Rules::new(Vec::new(), guarded);
+        let rules = Rules::new(Vec::new(), protocol.traits().guarded);
         let intercepts = protocol == Protocol::Tpot;
         ListenerConfig {
             listen,
@@ -290,13 +305,12 @@ impl ListenerConfig {
 
     /// Returns the names of the pools that its routes lead to.
     fn pools(&self) -> impl Iterator<Item = &String> {
-        let routes = if let Protocol::Http(http) = &self.protocol { &http.routes[..] } else { &[] };
-        routes.iter().map(|route| &route.pool)
+        self.http().into_iter().flat_map(|http| &http.routes).map(|route| &route.pool)
     }
 
     /// Returns whether it has a listening socket.
     pub(crate) fn binds(&self) -> bool {
-        self.protocol != Protocol::Transparent && !self.intercepts
+        self.protocol.traits().binds && !self.intercepts
     }
 
     /// Returns the target with which clients shake hands themselves, if they do.
@@ -331,25 +345,23 @@ impl ListenerConfig {
 
     /// Returns whether connections may be spliced before anything is read from their clients.
     pub(crate) fn splices_unread(&self) -> bool {
-        matches!(self.protocol, Protocol::Plug { .. } | Protocol::Tpot) && self.policy.when == SpliceWhen::AtOnce
+        self.protocol.traits().unread && self.policy.when == SpliceWhen::AtOnce
+    }
+
+    /// Returns what HTTP needs, if the listener reads it.
+    pub(crate) fn http(&self) -> Option<&Http> {
+        if let Protocol::Http(http) = &self.protocol { Some(http) } else { None }
     }
 
     /// Returns the configuration of the cache, if the listener has one.
     pub fn cache(&self) -> Option<&CacheConfig> {
-        match &self.protocol {
-            Protocol::Http(http) => http.cache.as_ref(),
-            Protocol::Socks5 { .. }
-            | Protocol::Tls(_)
-            | Protocol::Plug { .. }
-            | Protocol::Transparent
-            | Protocol::Tpot => None,
-        }
+        self.http()?.cache.as_ref()
     }
 
     /// Returns the policy for bodies of HTTP messages, which are spliced one by one.
     pub(crate) fn policy_of_bodies(&self) -> Policy {
-        let when = match (&self.protocol, self.policy.when) {
-            (Protocol::Http(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
+        let when = match (self.http(), self.policy.when) {
+            (Some(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
             (_, when) => when,
         };
         // bodies count with their request

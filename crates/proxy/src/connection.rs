@@ -14,6 +14,7 @@ use crate::{
     http,
     onward::{Ready, Relayed, connect, linger, relay, write},
     socks::{self, SocksRequest},
+    target::Target,
     tls,
     users::Users,
 };
@@ -44,7 +45,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         Counters::add(&live.shared.counters.over_limit);
         return reset(&live, client);
     }
-    if let Protocol::Http(http) = &listener.protocol {
+    if let Some(http) = listener.http() {
         // boxed, to keep the tasks of other protocols small
         return Box::pin(http::serve(live, &front, http, (client, buffer.rest()))).await;
     }
@@ -57,10 +58,9 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         Err(fault) => {
             shared.counters.fault(&fault);
             record.fault(&fault);
-            match listener.protocol {
-                Protocol::Socks5 { .. } | Protocol::Http(_) | Protocol::Tls(_) => linger(&mut client).await,
-                // The client believes that it is connected to the target, so it gets a reset, as the target would send.
-                Protocol::Plug { .. } | Protocol::Transparent | Protocol::Tpot => client.reset_at_close(),
+            match listener.protocol.traits().answers {
+                true => linger(&mut client).await,
+                false => client.reset_at_close(),
             }
             shared.splicer.discard(client);
             write(&live, record, started);
@@ -115,10 +115,7 @@ async fn handshake(
 pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, server: Leg) {
     let listener = &front.listener;
     let mut record = Record::new(listener.protocol.name(), listener.listen, client.source());
-    record.target = Some(match &front.listener.protocol {
-        Protocol::Plug { target, .. } => target.to_string(),
-        _ => server.remote().to_string(),
-    });
+    record.target = Some(listener.plug().map_or_else(|| server.remote().to_string(), Target::to_string));
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }

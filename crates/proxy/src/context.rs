@@ -3,7 +3,7 @@
 use crate::{
     access_log::AccessLog,
     cache::{self, Cache},
-    config::{ListenerConfig, Protocol},
+    config::ListenerConfig,
     counters::Counters,
     limits::{Counted, Full, Slot},
     own::Listening,
@@ -78,11 +78,10 @@ impl Front {
         let policy = Arc::new(listener.policy.clone());
         let bodies = Arc::new(listener.policy_of_bodies());
         let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
-        let cache = listener.cache().and_then(|c| shared.caches.get(&c.dir)).cloned();
-        let cache = match &listener.protocol {
-            Protocol::Http(http) => cache.map(|cache| (cache, cache::fingerprint(&http.filter))),
-            _ => None,
-        };
+        let cache = listener.http().and_then(|http| {
+            let cache = shared.caches.get(&http.cache.as_ref()?.dir)?;
+            Some((cache.clone(), cache::fingerprint(&http.filter)))
+        });
         Front { listener, policy, bodies, tap, cache, counted }
     }
 

@@ -115,33 +115,17 @@ impl Prepared {
         let tpot = tpot::open(&config)?;
         let mut bound = Vec::new();
         for (number, (mut listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
-            let failed = cannot_listen(listener.listen);
-            let (socket, addr) = if let Some(socket) = socket {
-                let splicer = splicer.clone();
-                let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none();
-                let listen = async move {
-                    let listening =
-                        if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;
-                    let addr = listening.local_addr()?;
-                    Ok::<_, io::Error>((Bound::Own(listening), addr))
-                };
-                let listen = loads.runtime(number).spawn(listen);
-                listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?
-            } else if let (true, Some(tpot)) = (listener.intercepts, &tpot) {
-                let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
-                let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
-                let listening = loads.runtime(number).spawn(listen).await.map_err(io::Error::other);
-                (Bound::Own(listening.and_then(|listening| listening).map_err(failed)?), listener.listen)
-            } else {
-                let rules = listener.rules.clone();
-                let allow = move |client: SocketAddr, server: SocketAddr| {
-                    rules.check(&Subject::by(client.ip()), &server.into(), server).is_ok()
-                };
-                let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
-                (Bound::Foreign(socket), listener.listen)
+            let runtime = loads.runtime(number);
+            let source = match (socket, &tpot) {
+                (Some(socket), _) => Source::listen(&listener, socket, &splicer, runtime).await,
+                (None, Some(tpot)) if listener.intercepts => {
+                    Source::intercept(&listener, tpot, &splicer, runtime).await
+                }
+                (None, _) => Source::route(&listener, &splicer),
             };
+            let (source, addr) = source.map_err(cannot_listen(listener.listen))?;
             listener.listen = addr;
-            bound.push((socket, addr, listener));
+            bound.push((source, listener));
         }
         let stop = watch::Sender::new(false);
         let shared = Arc::new(Shared {
@@ -159,74 +143,83 @@ impl Prepared {
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        let of_earlier = Arc::downgrade(&shared);
-        shared.splicer.on_recovered_end(move |ended| {
-            if let Some(shared) = of_earlier.upgrade() {
-                let mut record = Record::new("recovered", None, ended.client);
-                record.ended(&ended);
-                (record.server, record.target) = (Some(ended.server), Some(ended.server.to_string()));
-                record.duration_ms = ended.duration_ms;
-                shared.log.write(record);
-            }
-        });
+        log_recovered(&shared);
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
-        let runtime = server.shared.loads.runtime(0);
-        server.tasks.extend(
-            server
-                .tpot
-                .as_ref()
-                .map(|tpot| runtime.spawn(tpot::tend(Arc::downgrade(tpot), Some(server.shared.splicer.clone())))),
-        );
-        let upkeep = server.shared.upkeep();
-        for name in names(server.shared.pools.values().map(|p| &p.config), bound.iter().map(|(_, _, l)| l)) {
-            server.tasks.push(runtime.spawn(server.shared.resolver.clone().follow(name)));
-        }
-        for pool in server.shared.pools.values() {
-            server.tasks.extend(pool.tend(&upkeep));
-        }
-        for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
-            announce(addr, &listener);
-            let pairs = match &socket {
-                Bound::Own(socket) => plug::end_to_end(&server.shared, &listener, socket),
-                Bound::Foreign(_) => None,
-            };
-            if addr.ip().is_loopback() && server.shared.splicer.refusal().is_none() {
-                tracing::info!(
-                    "clients of {addr} are on this host: their connections are copied, not spliced (loopback)"
-                );
-            }
-            server.tallies.push((listener.protocol.name(), listener.policy.tally.clone()));
-            let front = Arc::new(Front::new(listener, &server.shared));
-            let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
-            let runtime = server.shared.loads.runtime(number);
-            if let (true, Some(tpot)) = (front.listener.intercepts, &server.tpot) {
-                let (to, full) = (tpot::intercepted(front.listener.listen), [front.full(), shared.all.full()]);
-                let is_open = front.listener.rules.list().is_empty();
-                server.tasks.push(runtime.spawn(tpot::leave(Arc::downgrade(tpot), to, full, is_open)));
-            }
-            if let Bound::Own(socket) = &socket {
-                let _entered = runtime.enter(); // it accepts there
-                tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
-            }
-            if let Some(pairs) = pairs {
-                let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());
-                hold_first_data(&front.listener, &pairs);
-                server.tasks.push(runtime.spawn(accept_pairs(shared, front, (pairs, number), stop)));
-            }
-            server.tasks.push(match socket {
-                Bound::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
-                Bound::Foreign(socket) => {
-                    hold_first_data(&front.listener, &socket);
-                    runtime.spawn(accept_pairs(shared, front, (socket, number), stop))
-                }
-            });
-            server.addrs.push(addr);
+        server.tend(&bound);
+        for (number, (source, listener)) in bound.into_iter().enumerate() {
+            server.serve(number, source, listener)?;
         }
         Ok(server)
     }
 }
 
+/// Writes a log line for each flow of an earlier process that has ended.
+fn log_recovered(shared: &Arc<Shared>) {
+    let of_earlier = Arc::downgrade(shared);
+    shared.splicer.on_recovered_end(move |ended| {
+        if let Some(shared) = of_earlier.upgrade() {
+            let mut record = Record::new("recovered", None, ended.client);
+            record.ended(&ended);
+            (record.server, record.target) = (Some(ended.server), Some(ended.server.to_string()));
+            record.duration_ms = ended.duration_ms;
+            shared.log.write(record);
+        }
+    });
+}
+
 impl Server {
+    /// Starts what goes on beside all connections: tunnels, names and the health of servers.
+    fn tend(&mut self, bound: &[(Source, ListenerConfig)]) {
+        let shared = self.shared.clone();
+        let runtime = shared.loads.runtime(0);
+        let tunnels = |tpot| tpot::tend(Arc::downgrade(tpot), Some(shared.splicer.clone()));
+        self.tasks.extend(self.tpot.as_ref().map(|tpot| runtime.spawn(tunnels(tpot))));
+        let upkeep = shared.upkeep();
+        for name in names(shared.pools.values().map(|p| &p.config), bound.iter().map(|(_, listener)| listener)) {
+            self.tasks.push(runtime.spawn(shared.resolver.clone().follow(name)));
+        }
+        for pool in shared.pools.values() {
+            self.tasks.extend(pool.tend(&upkeep));
+        }
+    }
+
+    /// Starts to serve the clients of a listener. `number`: index of its worker.
+    fn serve(&mut self, number: usize, source: Source, listener: ListenerConfig) -> Result<(), StartError> {
+        let (shared, addr) = (self.shared.clone(), listener.listen);
+        announce(addr, &listener);
+        if addr.ip().is_loopback() && shared.splicer.refusal().is_none() {
+            tracing::info!("clients of {addr} are on this host: their connections are copied, not spliced (loopback)");
+        }
+        self.tallies.push((listener.protocol.name(), listener.policy.tally.clone()));
+        self.addrs.push(addr);
+        let pairs = match &source {
+            Source::Own(socket) => plug::end_to_end(&shared, &listener, socket),
+            Source::Foreign(_) => None,
+        };
+        let front = Arc::new(Front::new(listener, &shared));
+        let runtime = shared.loads.runtime(number);
+        if let (true, Some(tpot)) = (front.listener.intercepts, &self.tpot) {
+            let (to, full) = (tpot::intercepted(addr), [front.full(), shared.all.full()]);
+            let is_open = front.listener.rules.list().is_empty();
+            self.tasks.push(runtime.spawn(tpot::leave(Arc::downgrade(tpot), to, full, is_open)));
+        }
+        if let Source::Own(socket) = &source {
+            let _entered = runtime.enter(); // it accepts there
+            tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
+        }
+        for source in pairs.map(Source::Foreign).into_iter().chain([source]) {
+            let (shared, front, stop) = (shared.clone(), front.clone(), self.stop.subscribe());
+            self.tasks.push(match source {
+                Source::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
+                Source::Foreign(socket) => {
+                    hold_first_data(&front.listener, &socket);
+                    runtime.spawn(accept_pairs(shared, front, (socket, number), stop))
+                }
+            });
+        }
+        Ok(())
+    }
+
     /// Binds all listeners and starts to serve in the current runtime.
     pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
         Prepared::new(config)?.start(&Workers::here(), splicer).await
@@ -367,15 +360,57 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 }
 
 /// Returns the listening sockets.
-fn listening(bound: &[(Bound, SocketAddr, ListenerConfig)]) -> Listening {
-    let own = bound.iter().filter(|(socket, _, l)| matches!(socket, Bound::Own(_)) && !l.intercepts);
-    Listening(own.map(|(_, addr, l)| (*addr, l.plug().cloned())).collect())
+fn listening(bound: &[(Source, ListenerConfig)]) -> Listening {
+    let own = bound.iter().filter(|(source, l)| matches!(source, Source::Own(_)) && !l.intercepts);
+    Listening(own.map(|(_, l)| (l.listen, l.plug().cloned())).collect())
 }
 
-/// Source of connections.
-enum Bound {
+/// Source of connections: clients that connect to the proxy, or hosts that shake hands with each other.
+enum Source {
     Own(Listener),
     Foreign(EndToEndListener),
+}
+
+impl Source {
+    /// Listens on a bound socket. Each of these returns the address as well, which the kernel may have chosen.
+    async fn listen(
+        listener: &ListenerConfig,
+        socket: BoundSocket,
+        splicer: &Splicer,
+        runtime: &Handle,
+    ) -> io::Result<(Source, SocketAddr)> {
+        let splicer = splicer.clone();
+        let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none();
+        let listen = async move {
+            let listening =
+                if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;
+            let addr = listening.local_addr()?;
+            Ok((Source::Own(listening), addr))
+        };
+        runtime.spawn(listen).await.map_err(io::Error::other)?
+    }
+
+    /// Intercepts connections whose hosts ask for a proxy.
+    async fn intercept(
+        listener: &ListenerConfig,
+        tpot: &Arc<Tpot>,
+        splicer: &Splicer,
+        runtime: &Handle,
+    ) -> io::Result<(Source, SocketAddr)> {
+        let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
+        let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
+        let listening = runtime.spawn(listen).await.map_err(io::Error::other)??;
+        Ok((Source::Own(listening), listener.listen))
+    }
+
+    /// Takes part in connections that are routed through this machine.
+    fn route(listener: &ListenerConfig, splicer: &Splicer) -> io::Result<(Source, SocketAddr)> {
+        let rules = listener.rules.clone();
+        let allow = move |client: SocketAddr, server: SocketAddr| {
+            rules.check(&Subject::by(client.ip()), &server.into(), server).is_ok()
+        };
+        Ok((Source::Foreign(splicer.listen_foreign(listener.listen, allow)?), listener.listen))
+    }
 }
 
 /// Accepts connections. `number`: index of the worker that runs this.
