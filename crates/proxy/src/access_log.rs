@@ -5,7 +5,7 @@
 //! the fields.
 
 use crate::{complaints::Complaints, fault::Fault};
-use longsplice_engine::{Ended, PathFinding, Refusal};
+use longsplice_engine::{Ended, Pair, PathFinding, Refusal};
 use nix::{
     errno::Errno,
     fcntl, libc,
@@ -155,6 +155,40 @@ pub struct Record {
     pub duration_ms: u64,
 }
 
+/// What a flow, or an exchange of HTTP messages, has come to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Outcome {
+    /// Number of the flow, or of the last one that carried a body.
+    pub flow: Option<u64>,
+    /// Bytes passed on, by the side that sent them.
+    pub passed: Pair<u64>,
+    /// Of these, those that were forwarded while spliced.
+    pub spliced: Pair<u64>,
+    /// Number of splices.
+    pub splices: u32,
+    /// Why it was not spliced.
+    pub refusal: Option<Refusal>,
+    /// What was measured, if that is `path`.
+    pub path: Option<PathFinding>,
+    /// Status of the reply, once its head has arrived; HTTP only, as the next two.
+    pub status: Option<u16>,
+    /// The rule that decided on the reply, and its action.
+    pub reply_rule: Option<String>,
+    /// Result of the cache.
+    pub cache: Option<&'static str>,
+}
+
+impl Outcome {
+    /// Adds a flow that has ended.
+    pub fn add(&mut self, e: &Ended) {
+        self.flow = Some(e.id);
+        self.passed = self.passed.zip(Pair::new(e.bytes_up, e.bytes_down)).map(|(sum, n)| sum + n);
+        self.spliced = self.spliced.zip(Pair::new(e.spliced_up, e.spliced_down)).map(|(sum, n)| sum + n);
+        self.splices += e.splices;
+        (self.refusal, self.path) = (e.refusal, e.path);
+    }
+}
+
 impl Record {
     /// Returns the record of a connection that has not transferred anything yet.
     pub fn new(listener: &'static str, listen: impl Into<Option<SocketAddr>>, client: SocketAddr) -> Record {
@@ -187,13 +221,25 @@ impl Record {
 
     /// Fills in the result of a relayed flow.
     pub fn ended(&mut self, e: &Ended) {
-        self.id = Some(e.id);
         self.how = e.how.as_str();
-        (self.bytes_up, self.bytes_down) = (e.bytes_up, e.bytes_down);
-        (self.spliced_up, self.spliced_down) = (e.spliced_up, e.spliced_down);
-        self.splices = e.splices;
-        self.refusal = e.refusal.map(Refusal::as_str).map(String::from);
-        self.path = e.path;
+        let mut outcome = Outcome::default();
+        outcome.add(e);
+        self.carried(&outcome);
+    }
+
+    /// Fills in the result of an exchange.
+    pub(crate) fn outcome(&mut self, of: Outcome) {
+        self.carried(&of);
+        (self.status, self.reply_rule, self.cache) = (of.status, of.reply_rule, of.cache);
+    }
+
+    fn carried(&mut self, of: &Outcome) {
+        self.id = of.flow;
+        (self.bytes_up, self.bytes_down) = (of.passed.client, of.passed.server);
+        (self.spliced_up, self.spliced_down) = (of.spliced.client, of.spliced.server);
+        self.splices = of.splices;
+        self.refusal = of.refusal.map(Refusal::as_str).map(String::from);
+        self.path = of.path;
     }
 
     /// Fills in the reason why nothing was relayed.

@@ -13,7 +13,7 @@
 
 use super::{
     Next, Row,
-    exchange::{DENIED, End, Exchange, no_reply},
+    exchange::{Cut, End, Exchange, no_reply},
     host, status_of,
 };
 use crate::{
@@ -117,18 +117,18 @@ impl Row<'_> {
                 End::Ahead(_) => unreachable!("it goes on in exchange()"),
                 End::Upgraded => Next::Relay(Box::new(record.clone())),
                 End::Gone => {
-                    (record.how, record.refusal) = ("server-reset", Some(no_reply().to_string()));
+                    (record.how, record.refusal) = (Cut::ServerReset.how(), Some(no_reply().to_string()));
                     Next::Close
                 }
                 End::Fault(fault, status) => {
                     self.answer(Some(routed.request), record, &fault, Some(status), true).await;
                     Next::Close
                 }
-                End::Cut(how, why) => {
-                    if how == DENIED {
+                End::Cut(cut, why) => {
+                    if cut == Cut::Denied {
                         Counters::add(&self.shared().counters.replies_denied);
                     }
-                    (record.how, record.refusal) = (how, Some(why));
+                    (record.how, record.refusal) = (cut.how(), Some(why));
                     // Without a length, the client would take a FIN for the end of the reply.
                     Next::Reset
                 }
@@ -261,31 +261,29 @@ impl Row<'_> {
                 }
                 Some(end) => break end,
                 None if exchange.moved.elapsed() < limit => {}
-                None if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
+                None if exchange.replied() => break End::Cut(Cut::Idle, "nothing has moved for too long".into()),
                 None if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
                 None => break End::Fault(Fault::Timeout(Step::Reply), 504),
             }
         };
         exchange.end_fill(&end);
         habit.note(exchange.reply_is_long());
-        record.cache = exchange.cache;
-        (record.status, record.reply_rule) = (exchange.status, exchange.reply_rule.take());
-        (record.bytes_up, record.bytes_down) = (exchange.passed.client, exchange.passed.server);
-        (record.spliced_up, record.spliced_down) = (exchange.spliced.client, exchange.spliced.server);
-        (record.splices, record.id) = (exchange.splices, exchange.flow);
+        let mut outcome = std::mem::take(&mut exchange.outcome);
         // an exchange that is repeated over another connection is not counted yet
         let tally = matches!(end, End::Done { .. } | End::Cut(..)).then_some(&self.front.policy.tally);
-        if exchange.splices > 0 {
+        if outcome.splices > 0 {
+            (outcome.refusal, outcome.path) = (None, None);
             tally.inspect(|tally| tally.splice());
         } else {
-            let why = exchange.refusal.or(may_be.err()).unwrap_or(match bodies {
+            let why = outcome.refusal.or(may_be.err()).unwrap_or(match bodies {
                 SpliceWhen::Never => Refusal::Policy,
                 _ => Refusal::Short,
             });
-            record.refusal = Some(why.as_str().into());
-            record.path = exchange.path.filter(|_| why == Refusal::Path);
+            outcome.refusal = Some(why);
+            outcome.path = outcome.path.filter(|_| why == Refusal::Path);
             tally.inspect(|tally| tally.refuse(why));
         }
+        record.outcome(outcome);
         match end {
             End::Stale if request.is_repeatable() && (*reused || more) => End::Stale,
             End::Stale if *reused && self.count > 1 => End::Gone,
@@ -305,7 +303,7 @@ impl Row<'_> {
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
                     lease.0.failed(counters, fault);
                 }
-                End::Cut("server-reset", why) => lease.0.failed(counters, why),
+                End::Cut(Cut::ServerReset, why) => lease.0.failed(counters, why),
                 End::Ahead(_) | End::Stale | End::Gone | End::Fault(..) | End::Cut(..) => {}
             }
         }

@@ -1,0 +1,322 @@
+//! The reply, from server to client.
+
+use super::{Broken, CLAMPED, Cut, End, Exchange, is_to_come, is_worth, no_reply, write_head};
+use crate::{
+    access::Denied,
+    access_log::Outcome,
+    cache::Heard,
+    config::Http,
+    fault::Fault,
+    filter::{FIRST_MAX, FilterDecision, ReplyFilter},
+};
+use longsplice_engine::Refusal;
+use longsplice_http::{
+    Body, Framing, Kind, REPLY_HEAD_MAX, Response, Scan, Step, Version,
+    forward::{self, Back},
+};
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::time::{Sleep, sleep};
+
+/// Maximum number of interim replies in [`INTERIM_WITHIN`]; no server has a reason to send more. In a long operation, it may
+/// send one again and again (RFC 2518, 10.1), so all of an exchange may be many.
+pub(super) const INTERIM_MAX: u32 = 100;
+const INTERIM_WITHIN: Duration = Duration::from_secs(1);
+/// Maximum number of bytes of a reply that are held back: the longest head, the longest first part of the body, and as many
+/// bytes of chunk framing.
+const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
+
+/// State of the direction from server to client.
+pub(super) struct Down {
+    pub(super) scan: Scan,
+    /// Head, followed by the part of the body that is held back.
+    pub(super) head: Vec<u8>,
+    pub(super) sent: usize,
+    /// The body, once the head has arrived.
+    pub(super) body: Option<Body>,
+    pub(super) checked: usize,
+    /// The whole body is worth a splice.
+    pub(super) long: bool,
+    /// Remove the chunk framing: the client gets only the content.
+    pub(super) strip: bool,
+    /// The rest of the body must be copied.
+    pub(super) copy: bool,
+    /// Number of interim replies since a time that is no more than [`INTERIM_WITHIN`] before the last of them.
+    pub(super) interim: (u32, Instant),
+    /// The filter, while it has not decided on the reply.
+    pub(super) filter: Option<ReplyFilter>,
+    /// While set, nothing of the reply is sent; the timer ends that.
+    pub(super) hold: Option<Pin<Box<Sleep>>>,
+    pub(super) end: End,
+}
+
+impl Exchange<'_> {
+    pub(super) fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        loop {
+            self.check()?;
+            if self.is_ahead() {
+                self.ahead = true;
+                return Poll::Ready(Ok(()));
+            }
+            let Down { head, sent, checked, hold, .. } = &mut self.down;
+            if hold.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
+                *hold = None; // the filter stays in force
+                self.server.leg.unclamp();
+            }
+            while hold.is_none() && *sent < head.len() {
+                let written = write_head(cx, self.client, (head, sent), self.server, checked);
+                self.outcome.passed.server += ready!(written).map_err(Broken::Client)? as u64;
+                self.moved = Instant::now();
+            }
+            if self.down.body.is_some() {
+                if ready!(self.poll_body(cx))? {
+                    return Poll::Ready(Ok(()));
+                }
+                continue;
+            }
+            if let Some(end) = self.down.scan.feed(self.server.in_hand()).map_err(Broken::Wrong)? {
+                let read = if self.http.strict_replies { Response::parse } else { Response::lenient };
+                let reply = read(&self.server.in_hand()[..end], &self.request.method);
+                self.server.consume(end);
+                self.down.scan = scan(self.http);
+                if let Err(end) = self.head(&reply.map_err(Broken::Wrong)?) {
+                    self.down.end = end;
+                    return Poll::Ready(Ok(()));
+                }
+            } else if ready!(self.server.poll_fill(cx)).map_err(Broken::Server)? == 0 {
+                return Poll::Ready(Err(Broken::Server(io::ErrorKind::UnexpectedEof.into())));
+            } else {
+                self.moved = Instant::now();
+            }
+        }
+    }
+
+    /// Handles the head of a reply. An error ends the exchange.
+    pub(super) fn head(&mut self, reply: &Response) -> Result<(), End> {
+        let refuse = |why: &str| Err(End::Fault(Fault::BadReply(why.into()), 502));
+        let client = self.request.version;
+        if reply.is_interim() {
+            if is_too_many(&mut self.down.interim, Instant::now()) {
+                return refuse("the server sends one interim reply after the other");
+            }
+            if client == Version::Http11 {
+                self.begin(reply, false);
+            }
+            return Ok(());
+        }
+        self.outcome.status = Some(reply.status);
+        if !self.http.filter.rules.is_empty() {
+            (self.down.filter, self.down.hold) =
+                (Some(ReplyFilter::new(&self.http.filter, reply)), Some(Box::pin(sleep(self.http.filter.wait))));
+        }
+        match reply.status {
+            101 if self.request.upgrade.is_none() || !self.request.framing.is_empty() => {
+                return refuse("the server switches protocols, and nobody has asked it to");
+            }
+            101 if reply.upgrade.is_none() => return refuse("the server switches to no protocol"),
+            101 => {
+                self.begin(reply, false);
+                (self.down.body, self.down.end) = (Some(Body::new(Framing::None)), End::Upgraded);
+                return Ok(());
+            }
+            // A 407 would make the client send its password for us to this server (RFC 9110, 15.5.8).
+            407 => return refuse("the server asks for a password in the name of the proxy"),
+            _ => {}
+        }
+        let early = !self.up_done();
+        // The server would take the unread rest of the request for the next one.
+        let reuse = reply.keep_alive && !early && !self.request.has_odd_content();
+        if let Some(asking) = self.asking {
+            let (from, first) = (self.server.leg.remote(), self.server.in_hand());
+            match asking.hear(reply, from, first) {
+                Heard::Pass => {}
+                Heard::Miss => self.outcome.cache = Some("miss"),
+                Heard::Fill(fill, tap) => {
+                    self.server.leg.tap(tap);
+                    (self.fill, self.outcome.cache) = (Some(fill), Some("fill"));
+                }
+                Heard::Good(meta) => return Err(End::Validated { meta, reuse: reuse && first.is_empty() }),
+            }
+        }
+        let strip = client == Version::Http10 && reply.framing == Framing::Chunked;
+        let close = self.last || early || strip || reply.framing == Framing::UntilClose;
+        self.begin(reply, close);
+        self.down.strip = strip;
+        let (long, large) = match reply.framing {
+            Framing::Exact(n) => (is_worth(self.bodies, Some(n)), n > CLAMPED),
+            Framing::Chunked => (false, true), // chunks may be spliced, but most are short
+            Framing::UntilClose => (is_worth(self.bodies, None), true),
+            Framing::None => (false, false),
+        };
+        self.down.long = long;
+        if large && !long {
+            self.server.leg.unclamp(); // it is copied
+        }
+        let body = if self.http.strict_replies { Body::new } else { Body::lenient };
+        self.down.body = Some(body(reply.framing));
+        self.down.end = End::Done { close, reuse };
+        Ok(())
+    }
+
+    /// Parses the buffered part of the reply's body, and passes its content to the filter.
+    pub(super) fn check(&mut self) -> Result<(), Broken> {
+        let Exchange { server, down, .. } = self;
+        let Down { body: Some(body), checked, strip, filter, hold, head, .. } = down else { return Ok(()) };
+        let mut at = *checked;
+        // Start of a repaired part, and its replacement.
+        let mut mended: Option<(usize, Vec<u8>)> = None;
+        // When chunk framing is removed, content is taken from the start of the buffer only.
+        while at < server.in_hand().len() && !body.is_done() && !(*strip && at > 0) {
+            let rest = &server.in_hand()[at..];
+            let step = body.step(rest).map_err(Broken::Wrong)?;
+            let (taken, instead) = (&rest[..step.len()], body.mended());
+            let goes = instead.as_deref().unwrap_or(taken);
+            if let (Step::Content(_), Some(filter)) = (step, &mut *filter) {
+                filter.read(taken);
+            }
+            match step {
+                Step::Framing(n) if *strip => server.consume(n),
+                _ if hold.is_some() => {
+                    head.extend_from_slice(goes);
+                    server.consume(step.len());
+                }
+                _ => {
+                    if instead.is_some() || mended.is_some() {
+                        mended.get_or_insert_with(|| (at, Vec::new())).1.extend_from_slice(goes);
+                    }
+                    at += step.len();
+                }
+            }
+        }
+        if let Some((from, bytes)) = mended {
+            server.replace(from, at - from, &bytes);
+            at = from + bytes.len();
+        }
+        *checked = at;
+        if let (true, Some(filter)) = (body.is_done(), filter) {
+            filter.end();
+        }
+        self.apply_filter()
+    }
+
+    /// Applies the current decision of the filter.
+    pub(super) fn apply_filter(&mut self) -> Result<(), Broken> {
+        let down = &mut self.down;
+        let Some(filter) = &down.filter else { return Ok(()) };
+        let decision = filter.decision();
+        match decision {
+            FilterDecision::Denied(rule) => {
+                self.outcome.reply_rule = Some(format!("{rule}:deny"));
+                return Err(Broken::Denied(Denied::Reply(rule)));
+            }
+            FilterDecision::Allowed(rule) => {
+                self.outcome.reply_rule = rule.map(|n| format!("{n}:allow"));
+                (down.filter, down.hold) = (None, None);
+            }
+            FilterDecision::Open { hold } => {
+                if !hold || down.head.len() > HELD_MAX {
+                    down.hold = None;
+                }
+                if down.hold.is_none() {
+                    self.server.leg.unclamp(); // it is copied, at least for now
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether enough of the reply's body remains for a splice.
+    pub(super) fn is_ahead(&mut self) -> bool {
+        let (server, down) = (&self.server, &self.down);
+        let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
+        let all = down.checked == server.in_hand().len() && !body.is_done();
+        let worth = all && self.up_done() && (down.long || is_worth(self.bodies, body.ahead()));
+        if !worth {
+            return false;
+        }
+        if down.filter.is_some() {
+            self.outcome.refusal = Some(Refusal::Filter);
+            return false;
+        }
+        is_to_come(body.ahead(), &self.server.leg)
+    }
+
+    pub(super) fn begin(&mut self, reply: &Response, close: bool) {
+        let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
+        self.down.head = forward::response(reply, &Back { via, client, close, now });
+        self.down.sent = 0;
+    }
+
+    /// Copies the body of the reply. False: the filter has just decided or released the reply, and it may be spliced.
+    pub(super) fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
+        loop {
+            let Exchange { client, server, up, down, outcome: Outcome { passed, .. }, moved, .. } = self;
+            let Some(body) = &mut down.body else { return Poll::Ready(Ok(true)) };
+            while down.checked > 0 {
+                let n = ready!(client.poll_write(cx, &server.in_hand()[..down.checked])).map_err(Broken::Client)?;
+                server.consume(n);
+                down.checked -= n;
+                passed.server += n as u64;
+                *moved = Instant::now();
+            }
+            if body.is_done() {
+                if let End::Done { reuse, .. } = &mut down.end {
+                    *reuse &= server.in_hand().is_empty();
+                }
+                return Poll::Ready(Ok(true));
+            }
+            if server.in_hand().is_empty() {
+                if ready!(server.poll_fill(cx)).map_err(Broken::Server)? == 0 {
+                    if up.broken && matches!(body, Body::UntilClose(_)) {
+                        // its socket has told of the reset already, and this may be half of the reply
+                        return Poll::Ready(Err(Broken::Server(io::ErrorKind::ConnectionReset.into())));
+                    }
+                    body.end_of_stream().map_err(Broken::Wrong)?;
+                } else if down.hold.is_some() {
+                    *moved = Instant::now();
+                }
+            }
+            let (judged, held) = (down.filter.is_some(), down.hold.is_some());
+            self.check()?;
+            if judged != self.down.filter.is_some() || held != self.down.hold.is_some() {
+                return Poll::Ready(Ok(false));
+            }
+        }
+    }
+
+    pub(super) fn bad_reply(&self, why: &str) -> End {
+        // The mistake in the body may have arrived together with the head.
+        if self.replied() && self.down.sent > 0 {
+            return End::Cut(Cut::ServerReset, format!("the server's reply: {why}"));
+        }
+        End::Fault(Fault::BadReply(format!("the server's reply: {why}")), 502)
+    }
+
+    /// Returns the result if the server's connection has failed or ended.
+    pub(super) fn no_reply(&self, e: &io::Error) -> End {
+        if self.replied() {
+            return End::Cut(Cut::ServerReset, format!("the server's connection: {e}"));
+        }
+        let nothing = self.outcome.status.is_none() && self.down.interim.0 == 0 && self.server.in_hand().is_empty();
+        if nothing { End::Stale } else { End::Fault(no_reply(), 502) }
+    }
+}
+
+/// Returns the scanner for a new reply.
+pub(super) fn scan(http: &Http) -> Scan {
+    let scan = if http.strict_replies { Scan::new } else { Scan::lenient };
+    scan(Kind::Response)
+}
+
+/// Counts an interim reply ([`Down::interim`]). Returns whether there are too many.
+pub(super) fn is_too_many((count, since): &mut (u32, Instant), now: Instant) -> bool {
+    if now.saturating_duration_since(*since) > INTERIM_WITHIN {
+        (*count, *since) = (0, now);
+    }
+    *count += 1;
+    *count > INTERIM_MAX
+}
