@@ -56,7 +56,7 @@ impl Splicer {
         if let Some(early) = client.early_to(server) {
             return early.connected().await;
         }
-        self.connect_for(server, Behalf { client: Some(client), hops: client.hops, syn: None }).await
+        self.connect_for(server, Behalf { client: Some(client), hops: client.opened.hops, syn: None }).await
     }
 
     /// Connects to a server, like [`Splicer::connect`], on behalf of no client.

@@ -8,7 +8,7 @@
 use crate::{
     connect::Behalf,
     handshakes::Handshakes,
-    leg::{EarlyConnection, Leg},
+    leg::{Leg, opened::EarlyConnection},
     splicer::Splicer,
     sync::lock,
 };
@@ -107,7 +107,7 @@ struct Unclaimed {
 impl Drop for Unclaimed {
     fn drop(&mut self) {
         if let Some(leg) = self.leg.take() {
-            leg.reset_at_close();
+            leg.abort();
             self.splicer.discard(leg);
         }
     }

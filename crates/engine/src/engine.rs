@@ -100,7 +100,7 @@ impl Engine {
         let legs = Pair::new(client.tuple(), server.tuple());
         let loopback = || legs.iter().any(is_loopback).then_some(Refusal::Loopback);
         self.refusal().or_else(loopback).or(client.refusal()).or(server.refusal()).or_else(|| {
-            client.hops?; // it is in no tunnel
+            client.opened.hops?; // it is in no tunnel
             lock(&self.tunnels).upgrade()?.differ(&legs).then_some(Refusal::Tunnels)
         })
     }

@@ -4,7 +4,7 @@
 use crate::{
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
     events::Announcer,
-    leg::{Parked, Strays},
+    leg::parked::{Parked, Strays},
     purpose::Purpose,
     sync::lock,
     types::{Command, FlowInfo, FlowState, FlowStatus, Policy},

@@ -3,7 +3,7 @@
 use crate::{
     handshakes::{self, Course, ForeignCounts, Opened},
     holding::prepare,
-    leg::{HeldData, Leg},
+    leg::{Leg, opened::HeldData},
     listener::Listener,
     live::Live,
     splicer::Splicer,
@@ -30,7 +30,7 @@ impl EndToEndListener {
         let Opened { legs, sockets, first } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.engine().opened(&sockets.server);
         let mut client = leg(sockets.client, &legs.client)?;
-        client.first = first.map(|held| held as Box<dyn HeldData>);
+        client.opened.first = first.map(|held| held as Box<dyn HeldData>);
         Ok((client, leg(sockets.server, &legs.server)?))
     }
 

@@ -4,7 +4,7 @@
 use crate::{
     engine::Engine,
     holder::{Hold, Holder},
-    leg::HeldData,
+    leg::opened::HeldData,
     sync::lock,
 };
 use longsplice_datapath::{Pair, Side, Tuple};

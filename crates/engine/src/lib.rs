@@ -88,7 +88,7 @@ pub use finding::{PathCause, PathFinding};
 pub use foreign::EndToEndListener;
 pub use handshakes::ForeignCounts;
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
-pub use leg::Leg;
+pub use leg::{Leg, LegOfProxy};
 pub use listener::{BoundSocket, Listener};
 /// Part of [`OpenOptions`].
 #[doc(inline)]

@@ -2,7 +2,7 @@
 
 use crate::{
     early::{Permit, Pipeline},
-    leg::{EarlyConnection, Leg, ip},
+    leg::{Leg, ip, opened::EarlyConnection},
     refusal::Refusal,
     splicer::Splicer,
     sync::lock,
@@ -112,9 +112,9 @@ impl Listener {
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
         let mut leg = Leg::idle(socket, remote, local, self.to_copy.then_some(Refusal::Policy));
         if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, _)| tpot.asked(&leg.tuple())) {
-            leg.hops = Some(hops);
+            leg.opened.hops = Some(hops);
             let early = pipeline.and_then(|pipeline| pipeline.take(&leg.tuple(), isn));
-            leg.early = early.map(|early| early as Box<dyn EarlyConnection>).into();
+            leg.opened.early = early.map(|early| early as Box<dyn EarlyConnection>).into();
         }
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)

@@ -12,7 +12,7 @@ use crate::{
     events::FlowEventKind,
     flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends},
     holding::Holding,
-    leg::Leg,
+    leg::{Leg, parked::Parked},
     pump::Pump,
     purpose::{Purpose, report},
     types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
@@ -89,7 +89,7 @@ impl Relay {
     pub fn revive(engine: &Arc<Engine>, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
         let ForwardedFlow { parked, core, purpose, sockets, .. } = kept;
         let mut legs = parked.zip(flow.connections()).map(|(parked, connection)| parked.leg(connection));
-        legs.client.announced.clone_from(&flow.announced);
+        legs.client.set_announced(flow.announced.clone());
         Relay {
             engine: engine.clone(),
             listed: Listed::again(engine, flow),
@@ -108,7 +108,7 @@ impl Relay {
         let Relay { engine, listed, legs, core, purpose, seen, .. } = self;
         let flow = listed.keep();
         let origin = seen.expect("the commit").origin;
-        let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose, origin);
+        let kept = ForwardedFlow::new(legs.map(Parked::new), core, purpose, origin);
         let mut soon = kept.wants_look_soon(&flow);
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
@@ -171,7 +171,7 @@ impl Relay {
 
     /// Copies until an event occurs.
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
-        self.legs.client.first = None; // it was not spliced at once: what has come is copied
+        self.legs.client.opened.first = None; // it was not spliced at once: what has come is copied
         let state = self.core.state();
         for side in Side::BOTH.into_iter().filter(|_| state == State::Copying) {
             if self.legs[side].attend().is_err() {

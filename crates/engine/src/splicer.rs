@@ -243,7 +243,7 @@ impl Splicer {
             legs: legs.each_ref().map(Leg::tuple),
             generations: legs.each_ref().map(|leg| leg.connection(engine.datapath()).generation),
             replaced: Mutex::default(),
-            announced: legs.client.announced.clone(),
+            announced: legs.client.announced(),
             began: Instant::now(),
             policy,
             now: Mutex::new(Progress::new(engine.refusal())),

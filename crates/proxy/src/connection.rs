@@ -18,7 +18,7 @@ use crate::{
     tls,
     users::Users,
 };
-use longsplice_engine::{EndReason, Leftovers, Leg};
+use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use std::{sync::Arc, time::Instant};
 use tokio::time::timeout;
 

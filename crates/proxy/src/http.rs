@@ -32,7 +32,7 @@ use crate::{
 use alarm::Alarm;
 use bytes::Bytes;
 use forward_request::{Held, RoutedRequest, To};
-use longsplice_engine::{EndReason, Leftovers, Leg};
+use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
 use std::{
     net::SocketAddr,

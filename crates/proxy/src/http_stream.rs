@@ -1,7 +1,7 @@
 //! A leg, with a buffer of bytes that were read and not used yet.
 
 use bytes::Bytes;
-use longsplice_engine::{Leg, Splicer};
+use longsplice_engine::{Leg, LegOfProxy, Splicer};
 use std::{
     cell::Cell,
     future::poll_fn,
@@ -43,7 +43,7 @@ impl Stream {
     }
 
     /// Before a request: limits what the server may send ahead of us, since the reply will probably be spliced, or lifts the
-    /// limit ([`Leg::clamp`]).
+    /// limit ([`LegOfProxy::clamp`]).
     pub fn limit(&mut self, yes: bool) {
         if !yes {
             self.leg.unclamp();

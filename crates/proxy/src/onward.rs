@@ -11,7 +11,7 @@ use crate::{
     pool::Lease,
     target::Target,
 };
-use longsplice_engine::{FlowInfo, Leftovers, Leg};
+use longsplice_engine::{FlowInfo, Leftovers, Leg, LegOfProxy};
 use std::time::{Duration, Instant};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

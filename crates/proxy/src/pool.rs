@@ -21,7 +21,7 @@ use crate::{
 };
 use balance::{Candidate, Turns, hash, hash_of, owner};
 use health::{Change, Health, State};
-use longsplice_engine::{Leg, Splicer};
+use longsplice_engine::{Leg, LegOfProxy, Splicer};
 use longsplice_http::Request;
 use std::{
     collections::VecDeque,

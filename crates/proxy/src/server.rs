@@ -20,7 +20,7 @@ use crate::{
     tpot,
     workers::Workers,
 };
-use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, SpliceWhen, Splicer, Tally, Tpot};
+use longsplice_engine::{BoundSocket, EndToEndListener, Leg, LegOfProxy, Listener, SpliceWhen, Splicer, Tally, Tpot};
 use std::{
     collections::{BTreeSet, HashMap},
     io,

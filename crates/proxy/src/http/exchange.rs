@@ -27,7 +27,8 @@ use crate::{
 };
 use down::Down;
 use longsplice_engine::{
-    EndReason, FlowInfo, Leftovers, Leg, Message, Policy, Refusal, RelayedMessage, Side, SpliceWhen, Splicer,
+    EndReason, FlowInfo, Leftovers, Leg, LegOfProxy, Message, Policy, Refusal, RelayedMessage, Side, SpliceWhen,
+    Splicer,
 };
 use longsplice_http::{Body, Request, Wrong};
 use std::{
@@ -43,7 +44,7 @@ const LEAST_TO_COME: u64 = 16 * 1024;
 /// Size of a body from which the engine copies it for less than we do, through pipes, so that a failed attempt does no harm.
 const LONG: u64 = 512 * 1024;
 
-/// Size of a body that a server with a small window sends in one piece, or nearly ([`Leg::clamp`]).
+/// Size of a body that a server with a small window sends in one piece, or nearly ([`LegOfProxy::clamp`]).
 const CLAMPED: u64 = 32 * 1024;
 
 pub(crate) struct Exchange<'a> {

@@ -28,7 +28,7 @@ use crate::{
     pool::{Lease, Pool},
     target::Target,
 };
-use longsplice_engine::{FlowInfo, Refusal, SpliceWhen};
+use longsplice_engine::{FlowInfo, LegOfProxy, Refusal, SpliceWhen};
 use longsplice_http::{
     Request,
     forward::{self, Onward},

@@ -9,7 +9,7 @@ use crate::{
     fault::Fault,
     filter::{FIRST_MAX, FilterDecision, ReplyFilter},
 };
-use longsplice_engine::Refusal;
+use longsplice_engine::{LegOfProxy, Refusal};
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Response, Scan, Step, Version,
     forward::{self, Back},
