@@ -321,8 +321,9 @@ impl Leg {
         self.socket.live()
     }
 
-    /// Closes the socket without sending anything to the host. Its flow goes on in the kernel.
-    pub(crate) fn close_silently(&mut self) {
+    /// Closes the socket without sending anything to the host. Its flow goes on in the kernel. For the bench, which releases flows.
+    #[doc(hidden)]
+    pub fn close_silently(&mut self) {
         // a parked socket is in repair mode already; if this fails, the data path mutes the FIN anyway
         if !matches!(self.socket, Socket::Parked(_)) {
             self.repair(Repair::On);
