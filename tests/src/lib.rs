@@ -159,6 +159,11 @@ impl Forwarder {
 
     /// Intercepts transparent connections to `to`.
     pub fn foreign(lab: &Lab, to: SocketAddr, policy: Policy) -> Forwarder {
+        Forwarder::foreign_with(lab, to, policy, OpenOptions::default())
+    }
+
+    /// The same with other options.
+    pub fn foreign_with(lab: &Lab, to: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
             let mut listener = splicer.listen_foreign(to, |_, _| true).expect("listen");
@@ -172,7 +177,7 @@ impl Forwarder {
                 splicer.hand_over(client, server, Leftovers::default(), policy.clone(), info, done);
             }
         };
-        Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
+        Forwarder::running(|work| lab.forwarder.spawn(work), options, accept)
     }
 
     /// Intercepts connections of hosts that ask for a proxy, by translucent proxying (TPOT). `onward`: asks for another one.

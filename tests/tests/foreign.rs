@@ -1,6 +1,6 @@
 //! Transparent connections: the hosts know nothing of the forwarder, which does not have their addresses.
 use longsplice_datapath::{LegFlags, PathFlags, Tuple, set_transparent};
-use longsplice_engine::{Command, EndReason, Ended, FlowState, Policy, SpliceWhen};
+use longsplice_engine::{Command, DatapathOptions, EndReason, Ended, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
     namespace::counter_here,
@@ -63,6 +63,39 @@ fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwar
     assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
     assert_eq!((e.client, e.server), (own, SERVER.port(family, PORT)));
     eprintln!("client {client}\nserver {server}\n{e:?} {:?}", f.verdicts());
+}
+
+/// The table has room for the server's leg, and none for the client's when that has completed its handshake.
+#[test]
+#[ignore = "root"]
+fn hosts_go_on_without_us_if_the_clients_leg_finds_no_room() {
+    const FLOWS: u16 = 16;
+    const LIVE: u16 = 9; // more than half: otherwise only the places of this four-tuple would be taken
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let options = DatapathOptions { max_flows: FLOWS.into(), ..DatapathOptions::default() }.into();
+        let f = Forwarder::foreign_with(&lab, any(family), at_once(), options);
+        let at = SERVER.port(family, PORT);
+        let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
+        let idle =
+            |_| (lab.client.run(|| TcpStream::connect(at)).expect("connect"), listener.accept().expect("accept"));
+        let _open: Vec<_> = (0..LIVE).map(idle).collect();
+        wait_for(PATIENCE, || (f.splicer.flows().len() == usize::from(LIVE)).then_some(())).expect("live flows");
+        let d = f.splicer.datapath().expect("kernel path");
+        for n in 1..2 * (FLOWS - LIVE) {
+            let other = Tuple { remote: ([192, 0, 2, 1], n).into(), local: ([192, 0, 2, 2], 9).into() };
+            d.expect(&other, None).expect("room for all but one");
+        }
+        let (script, answer) = (Script::opener(1).bytes(BYTES_AT_ONCE), Script::answerer().bytes(BYTES_AT_ONCE));
+        let stream = lab.client.run(|| connect(at, &script)).expect("connect");
+        let client = std::thread::spawn(move || converse(stream, &script));
+        let server = converse(listener.accept().expect("accept").0, &answer);
+        let client = client.join().expect("client");
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        // the client's first data may come before user space has heard of its acknowledgement
+        assert!(f.verdict("table-full") >= 1, "{:?}", f.verdicts());
+        assert_eq!(f.splicer.foreign_counts().untracked, 1);
+    }
 }
 
 #[test]

@@ -301,9 +301,11 @@ __noinline int track_ingress(struct __sk_buff *skb)
 
 			if (room == 2)
 				return 1;
-			/* Without a leg, no segment would find the sockets. They wait for the client's next segment, and for room. */
-			if (!room && is_between_hosts(known))
+			/* Without a leg, no segment would find the sockets. User space lets the hosts go on without them. */
+			if (!room && is_between_hosts(known)) {
+				report_handshake(skb);
 				return 2;
+			}
 			if (opts & OPT_END_TO_END && !report_handshake(skb)) { /* lost: the next segment reports it */
 				bpf_map_delete_elem(&legs, &sc->t);
 				remove_path(&sc->t);

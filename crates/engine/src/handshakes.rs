@@ -5,7 +5,7 @@
 
 use crate::{engine::Engine, holding::FirstData, sync::lock};
 use longsplice_datapath::{
-    Connection, Datapath, EndToEnd, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Segment, Tuple,
+    Connection, Datapath, EndToEnd, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Repair, Segment, Tuple,
     established_sockets, is_claimed, is_local,
 };
 use nix::libc;
@@ -14,7 +14,7 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -289,7 +289,7 @@ impl Handshakes {
             Some(Segment::Syn) => self.asked(engine, d, h, Instant::now()),
             Some(Segment::SynAck) => self.answered(engine, d, h, Instant::now()),
             Some(Segment::Reset) => self.refused(d, &h),
-            Some(Segment::Ack) => self.opened(d, &h),
+            Some(Segment::Ack) => self.opened(engine, d, &h),
             None => {}
         }
     }
@@ -556,7 +556,7 @@ impl Handshakes {
         }
     }
 
-    fn opened(&mut self, d: &Datapath, ack: &Handshake) {
+    fn opened(&mut self, engine: &Engine, d: &Datapath, ack: &Handshake) {
         // The server still has an earlier connection from this port. The client
         // resets that one when it sees this segment, and then repeats its SYN.
         if let Some(client) = self.clients.get(&ack.leg) {
@@ -566,6 +566,10 @@ impl Handshakes {
             return; // or it has accepted meanwhile
         }
         let client = ack.leg;
+        let is_foreign = self.acceptor(client.local).is_some_and(|a| a.course.is_foreign());
+        if is_foreign && ack.connection().generation == Connection::NONE {
+            return self.let_pass(engine, d, ack);
+        }
         if !self.half.get(&client).is_some_and(|half| half.is_completed_by(ack)) {
             return self.desert(d, ack);
         }
@@ -582,6 +586,29 @@ impl Handshakes {
             reset(sockets);
             d.forget_flow([ack.connection(), server]);
         }
+    }
+
+    /// Lets a transparent connection go on untracked whose client's leg finds no room. Its sockets have not said anything yet.
+    fn let_pass(&mut self, engine: &Engine, d: &Datapath, ack: &Handshake) {
+        let client = ack.leg;
+        // as in asked_through(): only the places of this four-tuple are taken, and the client's next segment finds one
+        if has_much_room(engine, d) {
+            return;
+        }
+        d.let_go_handshake(&client, ack.seq().wrapping_sub(1)); // first: it can get no leg after that
+        if engine.present(&client).is_some() {
+            return; // the client's next segment has found room meanwhile, and is reported, too
+        }
+        if let Some(half) = self.remove(&client) {
+            for socket in half.answer.iter().flat_map(|answer| answer.sockets.iter()) {
+                if let Err(error) = Repair::On.set(socket.as_fd()) {
+                    tracing::warn!(?client, %error, "cannot close the sockets of a handshake silently: its hosts are reset");
+                }
+            }
+            d.forget(half.server);
+            self.counts.untracked += 1;
+        }
+        self.pass_on(ack, &mirrored(&client));
     }
 
     /// Handles a client's acknowledgement of a handshake that was given up just before, or that an earlier process has begun:
