@@ -55,6 +55,8 @@ pub enum Fate {
     Challenge(Vec<u8>, &'static str),
     /// Too large: an ICMP error reports this MTU, in terms of the sender's address family, if the rate limit allows.
     TooBig(u32),
+    /// Its connection was reset, and so is its sender once more.
+    Answered(Vec<u8>),
     /// Left to the kernel unchanged.
     Passed,
     /// Dropped, with the name of the verdict.
@@ -87,7 +89,11 @@ const FAR: i64 = 1 << 30;
 pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segment: Option<usize>) -> Fate {
     let Some(mut p) = Packet::parse(frame) else { return Fate::Passed };
     if d.dead && p.flags & flag::RST == 0 {
-        return Fate::Passed;
+        return match p.flags & (flag::SYN | flag::ACK) {
+            flag::SYN => Fate::Passed,
+            0 => Fate::Dropped("no-ack"),
+            _ => Fate::Answered(refuse(p).frame()),
+        };
     }
     let has = |f: u8| p.flags & f != 0;
     let (fin, ack) = (has(flag::FIN), has(flag::ACK));
@@ -208,6 +214,18 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         (true, false) => Fate::Asked(p.frame()),
         (false, _) => Fate::Forwarded(p.frame()),
     }
+}
+
+/// Answers with a reset (RFC 9293, 3.10.7.1).
+fn refuse(mut p: Packet) -> Packet {
+    (p.seq, p.flags, p.window, p.urgent) = (p.ack, flag::RST, 0, 0);
+    p.options.fill(1);
+    [&mut p.payload, &mut p.ip_options, &mut p.padding].into_iter().for_each(Vec::clear);
+    p.tos &= !CODEPOINT;
+    (p.from, p.to) = (p.to, p.from);
+    (p.smac, p.dmac) = (p.dmac, p.smac);
+    p.ttl = 64;
+    p
 }
 
 /// Readdresses a packet to the other connection, as a router would (RFC 1812, 5.3.1), and removes the options for this path.

@@ -180,13 +180,14 @@ fn two_long_legs_are_copied_while_that_is_faster() {
 #[ignore = "root"]
 fn a_slow_reader_far_away_takes_little_memory() {
     for family in Family::BOTH {
-        let waits = (0..5).find_map(|_| waits_for_a_slow_reader(family)).expect("the server was found to be near");
-        assert!((1..=1 << 20).contains(&waits), "{waits} bytes wait for a reader");
+        // on a busy machine, the first measurements may say that the server is far, and its window then grows until there are others
+        let tries: Vec<_> = (0..5).map_while(|_| waits_for_a_slow_reader(family).err()).collect();
+        assert!(tries.len() < 5, "{family:?}: {tries:#?}");
     }
 }
 
-/// Returns how many bytes wait for it at most. `None`: on a busy machine, the few measurements may all say that the server is far.
-fn waits_for_a_slow_reader(family: Family) -> Option<u64> {
+/// Returns an error if too many bytes wait for it, or the server was found to be far.
+fn waits_for_a_slow_reader(family: Family) -> Result<(), String> {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
     let _far = lab.impair(LinkDirection::FromClient, far).expect("delay");
@@ -208,7 +209,7 @@ fn waits_for_a_slow_reader(family: Family) -> Option<u64> {
     let (client, server) = (client.join().expect("client"), serving.join().remove(0));
     intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
     let ended = f.ended(1).remove(0);
-    println!("{family:?}: {waits} bytes wait, {rtt} ms to the server; {ended:?}");
     let is_copied = (ended.splices, ended.refusal.map(|r| r.as_str())) == (0, Some("path"));
-    (is_copied && rtt <= 1.0).then_some(waits)
+    let is_right = is_copied && (1..=1 << 20).contains(&waits);
+    is_right.then_some(()).ok_or(format!("{waits} bytes wait, {rtt} ms to the server; {ended:?}"))
 }

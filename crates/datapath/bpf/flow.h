@@ -275,7 +275,8 @@ enum event_kind {
 	EVENT_OVERSIZE = 6,   /* the sender keeps sending segments that do not fit the next hop's MTU */
 	EVENT_LIMIT_REACHED = 7,     /* all bytes up to the limit were forwarded */
 	EVENT_DESERTED = 8,   /* a transparent connection's host sends to a socket that is gone */
-	EVENT_REPLACED = 9,   /* a new connection takes the place of the leg's, which is over: its entries are removed */
+	EVENT_REPLACED = 9,   /* a new connection takes the place of the leg's, which is over: its entries are removed, but for the
+	                       * path entry of a host that may not have got a reset (OTHER_IS_RESET) */
 	EVENT_NARROW = 10,    /* the path to this leg's peer takes so little that its host cannot be told (icmp.h): take the flow back */
 };
 
@@ -544,6 +545,7 @@ enum verdict {
 	V_CHALLENGE,        /* answered with a challenge ACK */
 	V_CHALLENGE_LIMITED,/* not answered with a challenge ACK: rate limit */
 	V_RST,              /* RST relayed */
+	V_RESET_AGAIN,      /* of a connection that was reset: answered with an RST */
 	V_TTL,              /* hop limit reached zero */
 	V_OVERSIZE,         /* larger than the MTU: dropped, and its sender told by ICMP */
 	V_FRAGMENT,         /* first fragment in a handshake or a switch, or segment behind an IPv6 extension header */

@@ -41,8 +41,9 @@ static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scr
 	return o->mss_in && (!mtu || most < mtu) ? most : mtu;
 }
 
-/* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. */
-static __noinline int replace(const struct tuple *t, int more)
+/* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. keep: the path
+ * entry stays, so that its host is still reset (reset_again()), until user space forgets the flow. */
+static __noinline int replace(const struct tuple *t, int more, int keep)
 {
 	struct replaced last = { .more = more };
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
@@ -54,15 +55,21 @@ static __noinline int replace(const struct tuple *t, int more)
 	last.flags = h.flags;
 	submit(t, EVENT_REPLACED, &last, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
 	bpf_map_delete_elem(&legs, t);
-	return remove_path(t);
+	return keep ? 0 : remove_path(t);
 }
 
+/* What begin_anew() does with the flow's other leg, sc->other. */
+enum other_leg {
+	OTHER_NONE,     /* there is none */
+	OTHER_GOES,     /* its entries go, or its late segments would enter the new connection */
+	OTHER_IS_RESET, /* its record goes; its host may not have got the reset, and is answered with another one */
+};
+
 /* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
- * entries of the old one go, and its flow is told. both: those of the flow's other leg, sc->other, as well, or its late segments
- * would enter the new connection. The socket of the old connection may still be there, since its segments were forwarded past it,
+ * entries of the old one go, and its flow is told. The socket of the old connection may still be there, since its segments were forwarded past it,
  * and user space has not heard of the end yet. It would challenge the SYN, and the client would have to send that again after a
  * second. So the socket gets an RST, and the SYN arrives once more behind it. */
-__noinline int begin_anew(struct __sk_buff *skb, int both)
+__noinline int begin_anew(struct __sk_buff *skb, int other)
 {
 	struct scratch *sc = scratch();
 	struct tcp_sock *tp = NULL;
@@ -71,9 +78,9 @@ __noinline int begin_anew(struct __sk_buff *skb, int both)
 
 	if (!sc)
 		return TCX_NEXT;
-	if (both)
-		replace(&sc->other, 1);
-	replace(&sc->t, 0);
+	if (other)
+		replace(&sc->other, 1, other == OTHER_IS_RESET);
+	replace(&sc->t, 0, 0);
 	sk = sc->taken ? NULL : socket_of(skb, sc); /* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
 	if (!sk)
 		return RETRY;
@@ -93,6 +100,17 @@ __noinline int begin_anew(struct __sk_buff *skb, int both)
 	sc->p.l.keep = 0;
 	sc->ts_at = sc->sack_at = 0;
 	return emit_local(skb, 0);
+}
+
+/* Do the hosts of sc->t and sc->other see each other's addresses, as those of a transparent connection do? */
+static __always_inline int is_mirrored(const struct scratch *sc)
+{
+	int i;
+
+	for (i = 0; i < 4; i++)
+		if (sc->t.remote[i] != sc->other.local[i] || sc->t.local[i] != sc->other.remote[i])
+			return 0;
+	return sc->t.rport == sc->other.lport && sc->t.lport == sc->other.rport;
 }
 
 /* Does `rev` belong to the flow of sc->t, as the entry of the leg where its packets leave? */
@@ -141,7 +159,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 		 * is not over. The SYN comes again. */
 		if (o && !is_over(o) && !knows_of_reset(o) && (!(o->flags & LEG_RESET) || other_has_live_socket(skb)))
 			return drop(V_SYN);
-		return begin_anew(skb, !!o);
+		return begin_anew(skb, o ? OTHER_GOES : OTHER_NONE);
 	}
 	/* Until user space has created the socket, the kernel would answer with a reset. */
 	if (sc->end_to_end && sc->s.flags & TH_SYN && !has_socket(skb, sc))
@@ -372,12 +390,30 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	return emit_forward(skb, 0);
 }
 
+/* Answer a segment of a connection that was reset: the packet becomes an RST to its sender. */
+static __always_inline int reset_again(struct __sk_buff *skb, struct scratch *sc)
+{
+	int refused = path_reset_again(&sc->s, &sc->p.f);
+
+	if (refused)
+		return drop(refused);
+	if (question(skb) || bpf_skb_load_bytes(skb, 0, sc->mac, 12))
+		return drop(V_REWRITE_FAILED);
+	sc->other = sc->t;
+	sc->ttl = 64 + 1; /* emit_forward() takes one off */
+	sc->ifindex = skb->ifindex;
+	__builtin_memcpy(sc->hop, sc->mac + 6, 6);
+	__builtin_memcpy(sc->hop + 6, sc->mac, 6);
+	count(V_RESET_AGAIN);
+	return emit_forward(skb, 0);
+}
+
 /* A SYN on a spliced flow. */
 static __always_inline int fast_syn(struct __sk_buff *skb, struct scratch *sc, const struct path *p, const struct path *rev,
 				    union path_word w)
 {
 	if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST)))
-		return begin_anew(skb, 1);
+		return begin_anew(skb, OTHER_GOES);
 	count(V_SYN);
 	return challenge(skb, sc, p, rev);
 }
@@ -398,13 +434,12 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (w.flags & PATH_DEAD) {
 		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 			rev = lead_out(sc, p, remote6, v) ? find_path(&sc->other) : NULL;
-			return begin_anew(skb, rev && leads_back(sc, rev));
+			return begin_anew(skb, !rev || !leads_back(sc, rev) ? OTHER_NONE :
+					       is_mirrored(sc)		    ? OTHER_GOES :
+									      OTHER_IS_RESET);
 		}
-		/* The receiver may have ignored the reset because it was ahead of it. When it sends again, it must be reset
-		 * again: by the kernel, if there is no socket; otherwise by the host that sent the reset, because a parked
-		 * socket would swallow the segment. */
-		if (!(sc->s.flags & TH_RST) && !has_live_socket(skb, sc))
-			return TCX_NEXT;
+		if (!(sc->s.flags & TH_RST))
+			return reset_again(skb, sc);
 	}
 	if (!lead_out(sc, p, remote6, v))
 		return drop(V_NO_HOP);
@@ -669,8 +704,9 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	if (is_stray(skb, l, &sc->s))
 		return drop(V_LOCAL_MUTED);
 	/* An RST while our SYN is unanswered: the host has answered the SYN with the numbers of an earlier connection of this
-	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. */
-	if (l->flags & LEG_SYN)
+	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. The other host of a
+	 * handshake does the same, and its RST may be late: the answer to its SYN may have come already, unheard by user space. */
+	if (l->flags & LEG_SYN || (sc->s.flags & TH_RST && is_passed_on(skb)))
 		return TCX_NEXT;
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED && is_switching(l)) {

@@ -371,6 +371,21 @@ INLINE int path_reset_in_order(const struct path *rev, union path_word w, const 
 	return s->seq == path_expected(rev) || s->seq == w.end;
 }
 
+/* Plan an RST that answers a segment of a connection that was reset (RFC 9293, 3.10.7.1). Its sender may have ignored the one that
+ * was forwarded, because it was ahead of it, or because data that had left before has arrived behind it. Nobody else would answer
+ * then: the socket is parked, and the host that sent the reset may have begun another connection. Returns 0, or a verdict. */
+INLINE int path_reset_again(const struct seg *s, struct edit *e)
+{
+	if (!(s->flags & TH_ACK))
+		return V_NO_ACK;
+	e->seq = s->ack;
+	e->ack = e->win = e->urg = 0;
+	e->flags = TH_RST;
+	e->keep = e->stamp = 0;
+	e->strip_ts = e->strip_sack = e->strip_ecn = 1;
+	return 0;
+}
+
 /* The step of an RST. One that is not in order may still be genuine, if the sender's last segments were lost before they
  * arrived here. The receiver challenges it (RFC 5961, 3.2), and the answer is in order. The RST may lie beyond the receiver's
  * window, too, up to the edge that was promised before the splice (edge_out). */

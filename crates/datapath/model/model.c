@@ -19,7 +19,6 @@ struct model {
 	struct leg leg[2];
 	struct path path[2]; /* entry i is for packets from leg i's host */
 	__u64 now;           /* ns */
-	int closed;          /* 1 once the sockets are gone */
 	__u32 generation;    /* of both legs */
 	struct meanwhile *meanwhile;
 };
@@ -34,8 +33,9 @@ struct model_start {
 struct model_out {
 	__u8 local, fwd; /* 1 if this copy was sent */
 	__u8 plain;      /* 1 if the local copy is the unchanged segment */
+	__u8 back;       /* 1 if `f` was sent to the sender instead */
 	__u8 events;     /* 1 << enum event_kind; bit 0: the segment is held */
-	__u32 dropped;   /* enum verdict, if neither copy was sent */
+	__u32 dropped;   /* enum verdict, if nothing was sent */
 	struct edit l, f;
 };
 
@@ -107,8 +107,6 @@ __u64 model_leg_size(void) { return sizeof(struct leg); }
 /* Set the clock, which stands still between two calls. */
 void model_time(struct model *m, __u64 now) { m->now = now; }
 
-void model_close(struct model *m) { m->closed = 1; }
-
 static void unsplice_legs(struct model *m)
 {
 	wake_both(&m->leg[0], &m->leg[1], &m->path[0], &m->path[1], m->now);
@@ -127,8 +125,9 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 
 	if (!(w.flags & PATH_SPLICED))
 		return 0;
-	if (w.flags & PATH_DEAD && m->closed && !rst) {
-		out->local = out->plain = 1;
+	if (w.flags & PATH_DEAD && !rst) {
+		out->dropped = path_reset_again(s, &out->f);
+		out->back = !out->dropped;
 		return 1;
 	}
 	out->dropped = rst ? 0 : path_refuses(p, w, rev, s);

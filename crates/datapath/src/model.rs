@@ -36,6 +36,7 @@ struct Out {
     local: u8,
     fwd: u8,
     plain: u8,
+    back: u8,
     events: u8,
     dropped: u32,
     l: Edit,
@@ -97,6 +98,8 @@ pub enum Fate {
         /// Whether the local copy is the unchanged segment.
         plain: bool,
     },
+    /// Answered with this reset: its connection is over.
+    Answered(Edit),
 }
 
 /// How bytes passed in a [leap](Model::leap).
@@ -114,7 +117,6 @@ unsafe extern "C" {
     fn model_new(start: *const Start) -> *mut Opaque;
     fn model_free(m: *mut Opaque);
     fn model_time(m: *mut Opaque, now: u64);
-    fn model_close(m: *mut Opaque);
     fn model_meanwhile(m: *mut Opaque, w: *mut Meanwhile);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
@@ -165,12 +167,6 @@ impl Model {
     pub fn time(&mut self, now: u64) {
         // SAFETY: a live pointer.
         unsafe { model_time(self.0.as_ptr(), now) }
-    }
-
-    /// Closes the sockets.
-    pub fn close(&mut self) {
-        // SAFETY: a live pointer.
-        unsafe { model_close(self.0.as_ptr()) }
     }
 
     /// Handles a segment from a host. Events are returned
@@ -270,6 +266,9 @@ impl fmt::Debug for Model {
 }
 
 fn fate(out: &Out) -> (Fate, u8) {
+    if out.back != 0 {
+        return (Fate::Answered(out.f), out.events);
+    }
     if out.local == 0 && out.fwd == 0 {
         return (Fate::Dropped(out.dropped), out.events);
     }

@@ -21,7 +21,7 @@ impl World {
         let is_lost = match fate {
             // or a FIN before the limit: the message is not whole, and its connection ends with it
             Fate::Dropped(v) => is_beyond && VERDICTS[*v as usize] == "beyond-limit",
-            Fate::Sent { plain: true, .. } => false,
+            Fate::Sent { plain: true, .. } | Fate::Answered(_) => false,
             Fate::Sent { local, forwarded, .. } => {
                 let kept = [local, forwarded].into_iter().flatten().map(|copy| copy.keep).max();
                 leg.flags & LegFlags::TRIGGER != 0 && is_beyond && kept.is_some_and(|n| (n as usize) < p.data.len())

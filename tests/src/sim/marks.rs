@@ -137,7 +137,7 @@ impl Marks {
                 self.counts.dropped += 1;
                 (None, None, true)
             }
-            Fate::Dropped(_) => return None,
+            Fate::Dropped(_) | Fate::Answered(_) => return None,
         };
         // a FIN counts: data that fills a gap before it, like any other gap, is taken for a retransmission
         if p.end() != p.seq {

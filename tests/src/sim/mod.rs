@@ -732,6 +732,11 @@ impl World {
         self.judge_excess(from, p, &fate, events);
         match fate {
             Fate::Dropped(v) => self.note(|_| format!("{from:?} in {} DROPPED verdict {v}", show(p))),
+            Fate::Answered(e) => {
+                let reset = edited(p, &e);
+                self.note(|_| format!("{from:?} in {} answered {}", show(p), show(&reset)));
+                self.wire(from, true, reset);
+            }
             Fate::Sent { local, forwarded, plain } => {
                 if let Some(e) = forwarded {
                     let q = edited(p, &e);

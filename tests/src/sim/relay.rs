@@ -666,9 +666,6 @@ impl Relay {
                 }
             }
         }
-        if how != EndReason::Closed {
-            awake.m.close();
-        }
         self.state = State::Ended;
     }
 

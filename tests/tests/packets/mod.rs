@@ -288,6 +288,7 @@ fn agree_with(b: &Bench, more_flags: u16, name: &str, f: &Flow, frame: &[u8], gs
         Fate::Dropped(v) => assert_eq!(o.verdicts, [*v], "{name}"),
         Fate::Forwarded(_) => assert_eq!(o.verdicts, ["forwarded"], "{name}"),
         Fate::TooBig(_) => assert_eq!(o.verdicts, ["oversize"], "{name}"),
+        Fate::Answered(_) => assert_eq!(o.verdicts, ["reset-again"], "{name}"),
         Fate::Challenge(_, v) => assert!(o.verdicts.contains(v), "{name}: {:?}", o.verdicts),
         Fate::Reset(_) => assert!(o.verdicts.contains(&"rst"), "{name}: {:?}", o.verdicts),
         Fate::Asked(_) => assert!(o.verdicts.contains(&"rst-unproven"), "{name}: {:?}", o.verdicts),
@@ -321,7 +322,11 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
                 say()
             );
         }
-        Fate::Forwarded(want) | Fate::Reset(want) | Fate::Asked(want) | Fate::Challenge(want, _) => {
+        Fate::Forwarded(want)
+        | Fate::Reset(want)
+        | Fate::Asked(want)
+        | Fate::Answered(want)
+        | Fate::Challenge(want, _) => {
             assert_eq!(code, REDIRECT, "{}", say());
             if same_zero(out.to_vec()) != same_zero(want.clone()) {
                 panic!("{}\n wanted {}", say(), hex(want));

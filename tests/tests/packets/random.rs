@@ -193,6 +193,7 @@ fn a_hundred_thousand_packets() {
                     Fate::Forwarded(_) => "forwarded",
                     Fate::Reset(_) => "rst",
                     Fate::Asked(_) => "rst-unproven",
+                    Fate::Answered(_) => "reset-again",
                     Fate::Challenge(_, v) => v,
                     Fate::TooBig(_) => "oversize",
                     Fate::Passed => "passed",
