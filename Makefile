@@ -19,7 +19,7 @@ TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
 RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
-.PHONY: help build check lint demo test test-all test-loaded soak kernels kernels-short kernels-changed
+.PHONY: help build check lint demo test quick test-all test-loaded soak kernels kernels-short kernels-changed
 .PHONY: bench shell man install-deps
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make check         rustfmt, clippy, and all tests that need no root (minutes)'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
 	@echo 'make test          the tests for each commit (root: they make network namespaces and load eBPF)'
+	@echo 'make quick T=name  the tests whose names contain that, lightly optimised (root if they need it)'
 	@echo 'make test-all      all tests, with all address families, demos, bench, four minutes of soak (root)'
 	@echo 'make test-loaded   make test three times, while eight busy loops compete for the processors (root)'
 	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
@@ -60,6 +61,10 @@ demo:
 	@$(SUDO) $(DEPS) build lab demo
 	$(BUILD_BENCH)
 	@$(SUDO) $(BENCH) demo --out $(OUT)
+
+quick:
+	@$(DEPS) build lab test
+	RUST_BACKTRACE=0 $(CARGO) nextest run --cargo-profile quick --locked --workspace --run-ignored all $(T)
 
 # Optimised, because the checked traffic runs at full speed. docs/testing.md says what is in which of the two.
 test:

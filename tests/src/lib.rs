@@ -158,15 +158,15 @@ impl Forwarder {
     }
 
     /// Intercepts transparent connections to `to`.
-    pub fn foreign(lab: &Lab, to: SocketAddr, policy: Policy) -> Forwarder {
-        Forwarder::foreign_with(lab, to, policy, OpenOptions::default())
+    pub fn transparent(lab: &Lab, to: SocketAddr, policy: Policy) -> Forwarder {
+        Forwarder::transparent_with(lab, to, policy, OpenOptions::default())
     }
 
     /// The same with other options.
-    pub fn foreign_with(lab: &Lab, to: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
+    pub fn transparent_with(lab: &Lab, to: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
-            let mut listener = splicer.listen_foreign(to, |_, _| true).expect("listen");
+            let mut listener = splicer.listen_transparent(to, |_, _| true).expect("listen");
             hold_first_data(&listener, &policy);
             ready.send(splicer.clone()).expect("the test waits");
             loop {

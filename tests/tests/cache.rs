@@ -118,7 +118,7 @@ fn proxy(
 
 #[test]
 #[ignore = "root"]
-fn s19_what_the_tap_has_lost_is_not_stored() {
+fn what_the_tap_has_lost_is_not_stored() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let (server, at) = (SERVER.port(Family::V4, 8080), FORWARDER_TO_CLIENT.port(Family::V4, 3128));
     let listener = lab.server.run(|| TcpListener::bind(server)).unwrap();
@@ -145,7 +145,7 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
 /// the first client receives, no other client is served the forged data.
 #[test]
 #[ignore = "root"]
-fn s19_what_is_forged_is_not_stored() {
+fn what_is_forged_is_not_stored() {
     const SIZE: usize = 4_000_000;
     const PARTS: [usize; 4] = [0, 1_000_000, 1_500_000, SIZE];
     for (beyond, right) in [(0, false), (5000, false), (0, true), (5000, true)] {

@@ -131,7 +131,7 @@ fn forwarder(lab: &Lab, family: Family, kind: Kind, policy: Policy) -> (Forwarde
                 Family::V4 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
                 Family::V6 => (Ipv6Addr::UNSPECIFIED, PORT).into(),
             };
-            (Forwarder::foreign(lab, any, policy), server)
+            (Forwarder::transparent(lab, any, policy), server)
         }
     }
 }

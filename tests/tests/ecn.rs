@@ -64,7 +64,7 @@ struct Seen {
 }
 
 impl Run {
-    fn start(agreed: Agreed, family: Family, policy: Policy, foreign: bool) -> Run {
+    fn start(agreed: Agreed, family: Family, policy: Policy, transparent: bool) -> Run {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
         for (host, setting) in [&lab.client, &lab.forwarder, &lab.server].into_iter().zip(agreed.settings()) {
             host.sysctl("net.ipv4.tcp_ecn", setting).expect("sysctl");
@@ -80,8 +80,12 @@ impl Run {
             Family::V4 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
             Family::V6 => (Ipv6Addr::UNSPECIFIED, PORT).into(),
         };
-        let f = if foreign { Forwarder::foreign(&lab, any, policy) } else { Forwarder::start(&lab, proxy, at, policy) };
-        let to = if foreign { at } else { proxy };
+        let f = if transparent {
+            Forwarder::transparent(&lab, any, policy)
+        } else {
+            Forwarder::start(&lab, proxy, at, policy)
+        };
+        let to = if transparent { at } else { proxy };
         let client = lab.client.spawn(move || {
             let script = Script { local: Some(CLIENT.port(family, 0)), ..script };
             converse(connect(to, &script).expect("connect"), &script)
@@ -158,7 +162,7 @@ fn spliced_marks_reach_the_other_host_and_the_echo_its_sender() {
 
 #[test]
 #[ignore = "root"]
-fn spliced_marks_for_who_has_not_agreed_become_losses() {
+fn spliced_marks_become_losses_for_a_host_without_ecn() {
     for (family, agreed) in Family::BOTH.into_iter().flat_map(|f| [(f, Agreed::Client), (f, Agreed::Server)]) {
         let run = Run::start(agreed, family, at_once(), false);
         run.f.wait_state(FlowState::Spliced);

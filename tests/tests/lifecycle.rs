@@ -160,7 +160,7 @@ fn windows_are_kept(family: Family) -> bool {
 
 /// A client that waits for the server's window no longer sees the server's updates once its flow is unspliced. It gets ours
 /// instead, and does not have to probe: its probe interval doubles, to 1.6 s after the third.
-fn who_waits_for_a_window_is_told_of_ours(family: Family, released: bool) {
+fn a_host_with_a_closed_window_hears_of_ours(family: Family, released: bool) {
     let script = Script::opener(5).bytes(20_000_000).pace(8_000_000);
     let answer = Script::answerer().bytes(100).ending(Ending::Hold).pause(4_000_000, Duration::from_secs(6));
     let mut r = start(family, at_once(), script, answer);
@@ -185,14 +185,14 @@ fn who_waits_for_a_window_is_told_of_ours(family: Family, released: bool) {
 
 #[test]
 #[ignore = "root"]
-fn who_waits_for_a_window_is_told_of_a_new_sockets() {
-    Family::BOTH.into_iter().for_each(|family| who_waits_for_a_window_is_told_of_ours(family, true));
+fn a_host_with_a_closed_window_hears_of_that_of_a_new_socket() {
+    Family::BOTH.into_iter().for_each(|family| a_host_with_a_closed_window_hears_of_ours(family, true));
 }
 
 #[test]
 #[ignore = "root"]
-fn who_waits_for_a_window_is_told_of_a_parked_sockets() {
-    Family::BOTH.into_iter().for_each(|family| who_waits_for_a_window_is_told_of_ours(family, false));
+fn a_host_with_a_closed_window_hears_of_that_of_a_parked_socket() {
+    Family::BOTH.into_iter().for_each(|family| a_host_with_a_closed_window_hears_of_ours(family, false));
 }
 
 /// An idle flow, too, gets both windows right: the host is told ours by

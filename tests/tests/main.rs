@@ -8,7 +8,6 @@ mod distance;
 mod ecn;
 mod endings;
 mod first;
-mod foreign;
 mod fragments;
 mod handles;
 mod interface;
@@ -31,6 +30,7 @@ mod storm;
 mod takeover;
 mod tap;
 mod tpot;
+mod transparent;
 mod turnover;
 
 /// The processes that tests start ([`longsplice_tests::process`]).

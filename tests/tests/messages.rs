@@ -270,7 +270,7 @@ fn under_loss() {
 /// Splices of one leg follow each other quickly, each with a different leg, while bytes of the next message wait unread.
 #[test]
 #[ignore = "root"]
-fn s19_taps_see_the_messages_of_their_legs() {
+fn taps_see_the_messages_of_their_legs() {
     let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
     for (family, shape, impair, ahead) in [
         (Family::V4, Shape::TwoDevices, None, 1),

@@ -61,7 +61,7 @@ fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwar
     let e = f.ended(1).remove(0);
     assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
     assert_eq!((e.client, e.server), (own, server(family)));
-    assert_eq!(f.splicer.foreign_counts().left, 0);
+    assert_eq!(f.splicer.transparent_counts().left, 0);
     assert!(f.verdict("handshake") >= 3, "{:?}", f.verdicts());
     eprintln!("client {client}\nserver {served}\n{e:?} {:?}", f.verdicts());
 }
@@ -187,7 +187,7 @@ fn lost_segments_of_the_handshake_come_again() {
         let f = forwarder(&lab, family, at_once());
         let whole = |ended: &Ended, name: &str| spliced_whole(ended, BYTES_AT_ONCE, name);
         route(family).lose_handshake_segments(&lab, &f, BYTES_AT_ONCE, whole);
-        assert_eq!(f.splicer.foreign_counts().left, 0);
+        assert_eq!(f.splicer.transparent_counts().left, 0);
     }
 }
 
@@ -297,11 +297,11 @@ fn ports_in_use_are_passed_over() {
     let accept = || listener.accept().expect("accept").1.port();
     assert_eq!([accept(), accept()], [ours.port(), 20_002]);
     let mut client = route(family).dial(&lab, &Script::opener(2)).0;
-    assert_eq!(accept(), 20_003, "{:?}", f.splicer.foreign_counts());
+    assert_eq!(accept(), 20_003, "{:?}", f.splicer.transparent_counts());
     f.wait_state(FlowState::Spliced);
     client.write_all(b"x").expect("write");
     let mut second = route(family).dial(&lab, &Script::opener(3)).0;
-    assert_eq!(f.splicer.foreign_counts().left, 1);
+    assert_eq!(f.splicer.transparent_counts().left, 1);
     assert_eq!(second.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
 }
 
@@ -322,7 +322,7 @@ fn the_proxy_answers_where_the_families_differ() {
         intact(&client, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         let ended = f.ended(1).remove(0);
         assert_eq!((ended.how, ended.splices), (EndReason::Closed, 1), "tracked like any other");
-        assert_eq!(f.splicer.foreign_counts().left, 1);
+        assert_eq!(f.splicer.transparent_counts().left, 1);
     }
 }
 
@@ -339,8 +339,8 @@ fn a_flood_of_syns_takes_no_more_than_its_share() {
             lab.impair(LinkDirection::ToServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
         let nobody = Nobody::new(&lab, family);
         (1..=HALF_OPEN as u16 + 300).for_each(|port| nobody.asks(port, listening(family)));
-        wait_for(Duration::from_secs(5), || (f.splicer.foreign_counts().left >= 300).then_some(()))
-            .unwrap_or_else(|| panic!("{:?}, {:?}", f.splicer.foreign_counts(), f.verdicts()));
+        wait_for(Duration::from_secs(5), || (f.splicer.transparent_counts().left >= 300).then_some(()))
+            .unwrap_or_else(|| panic!("{:?}, {:?}", f.splicer.transparent_counts(), f.verdicts()));
         let legs = f.splicer.datapath().expect("kernel path").legs();
         assert!(legs.len() <= HALF_OPEN, "{}", legs.len());
         assert!(legs.iter().all(|(_, l)| l.flags & LegFlags::END_TO_END != 0));

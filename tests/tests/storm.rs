@@ -401,7 +401,7 @@ fn handshakes_under_heavy_loss() {
         let all = (clients * each) as usize;
         let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), all, answer.clone()));
         let (f, to) = if transparent {
-            (Forwarder::foreign(&lab, server, at_once()), server)
+            (Forwarder::transparent(&lab, server, at_once()), server)
         } else {
             (Forwarder::start(&lab, proxy, server, at_once()), proxy)
         };

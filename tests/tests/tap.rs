@@ -160,7 +160,7 @@ fn simple() -> Lab {
 
 #[test]
 #[ignore = "root"]
-fn s19_through_splice_unsplice_and_splice() {
+fn a_tap_goes_through_splice_unsplice_and_splice() {
     for family in Family::BOTH {
         let scripts = scripts([12_000_000, 9_000_000], 10_000_000);
         let (run, reader) = start(family, simple(), (by_hand(), OpenOptions::default()), PLENTY, scripts);
@@ -175,7 +175,7 @@ fn s19_through_splice_unsplice_and_splice() {
 
 #[test]
 #[ignore = "root"]
-fn s19_released_and_recreated() {
+fn a_tap_of_a_flow_that_is_released_and_recreated() {
     let up = Script::opener(SEED).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
     let down = Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000));
     let (run, reader) = start(Family::V4, simple(), (at_once(), OpenOptions::default()), PLENTY, [up, down]);
@@ -197,7 +197,7 @@ fn s19_released_and_recreated() {
 /// Lost data is retransmitted; duplicated and late data is in the right position.
 #[test]
 #[ignore = "root"]
-fn s19_under_loss_reordering_and_duplicates() {
+fn a_tap_under_loss_reordering_and_duplicates() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
         let impair = Impair { loss: 0.003, duplicate: 0.02, reorder: 0.02, ..Impair::default() };
@@ -218,7 +218,7 @@ fn s19_under_loss_reordering_and_duplicates() {
 /// A single large packet exceeds the ring, and the reader does not read: all missing data is marked.
 #[test]
 #[ignore = "root"]
-fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
+fn what_the_reader_cannot_keep_up_with_is_a_gap() {
     let [much, little] = [[30_000_000, 20_000_000], [6_000_000, 4_000_000]];
     // the large ring has room for little even if it is not read meanwhile
     for (tap_ring, most, sent) in [(1, PLENTY, much), (16 << 20, 1_000_000, little), (1, 100_000, much)] {
@@ -245,7 +245,7 @@ fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
 /// Packets of other flows take the short way, which XDP counts separately.
 #[test]
 #[ignore = "root"]
-fn s19_others_take_the_short_way() {
+fn flows_without_a_tap_take_the_short_way() {
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
     // Like a network card, a veth accepts frames from XDP only if the other end receives by NAPI.
     lab.client.execute("ethtool", &["-K", "c0", "gro", "on"]).expect("ethtool");
@@ -282,7 +282,7 @@ fn s19_others_take_the_short_way() {
 /// the receiver may have accepted it, the tap says that the bytes are in doubt.
 #[test]
 #[ignore = "root"]
-fn s19_what_others_say_in_the_name_of_a_host() {
+fn what_others_say_in_the_name_of_a_host() {
     const FIRST: u64 = 200_000;
     const THEN: u64 = 100_000;
     for family in Family::BOTH {

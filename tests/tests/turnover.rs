@@ -300,7 +300,7 @@ fn clients_come_again_from_the_same_port_at_once() {
 #[test]
 #[ignore = "root"]
 fn transparent_clients_come_again_from_the_same_port_at_once() {
-    clients_come_again(|lab, server, _| (Forwarder::foreign(lab, server, at_once()), server));
+    clients_come_again(|lab, server, _| (Forwarder::transparent(lab, server, at_once()), server));
 }
 
 /// Two processors handle segments of one handshake at the same time: each believes that it has completed it.
@@ -308,7 +308,7 @@ fn transparent_clients_come_again_from_the_same_port_at_once() {
 #[ignore = "root"]
 fn transparent_clients_come_again_on_several_processors() {
     clients_come(InOrder::EndHosts, 1500, &ENDS[..3], Some(20), |lab, server, _| {
-        (Forwarder::foreign(lab, server, at_once()), server)
+        (Forwarder::transparent(lab, server, at_once()), server)
     });
 }
 
@@ -319,7 +319,7 @@ fn transparent_clients_come_again_on_several_processors() {
 fn transparent_clients_come_again_in_the_middle_of_a_switch() {
     let policy = Policy { when: SpliceWhen::AfterBytes(ANSWER as u64 / 2), ..at_once() };
     clients_come(InOrder::EndHosts, 1000, &ENDS, None, |lab, server, _| {
-        (Forwarder::foreign(lab, server, policy), server)
+        (Forwarder::transparent(lab, server, policy), server)
     });
 }
 
@@ -416,7 +416,7 @@ fn upload_again_and_again(
         }
     });
     let (f, to) = if transparent {
-        (Forwarder::foreign(&lab, server, at_once()), server)
+        (Forwarder::transparent(&lab, server, at_once()), server)
     } else {
         let proxy = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
         (Forwarder::start(&lab, proxy, server, at_once()), proxy)

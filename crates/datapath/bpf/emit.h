@@ -113,7 +113,7 @@ __noinline int emit_both(struct __sk_buff *skb)
 	}
 	if (rewrite_tcp(skb, 0, 0))
 		return drop(V_REWRITE_FAILED);
-	skb->mark = sc->foreign ? MARK_FOREIGN : MARK_LOCAL;
+	skb->mark = sc->transparent ? MARK_TRANSPARENT : MARK_LOCAL;
 	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		count(V_REWRITE_FAILED);
 	skb->mark = 0;

@@ -20,6 +20,7 @@
 #define UNKNOWN (-5) /* no path entry: for track_ingress() or before_leg() */
 #define FIRST (-6)   /* for first_fragment() */
 #define PASSES (-7)  /* no path entry, and nobody listens at its destination */
+#define ADMITTED (-8) /* slow_ingress() goes on with the segment */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
 #define LAYOUT_SACK bpf_htonl(0x01010500) /* NOP NOP SACK, length to be added */

@@ -79,7 +79,7 @@ enum leg_flag {
 	LEG_RESET_IN = 1 << 15, /* with LEG_RESET: the RST came from this leg's host */
 	LEG_BYPASSED = 1 << 16,  /* the host's direction was being forwarded, past its socket, when it was taken back */
 	LEG_TAP = 1 << 17,     /* forwarded data is copied to user space, in both directions */
-	LEG_FOREIGN = 1 << 18, /* the socket's address is not ours: the host sees the other host's (handshake.h, tpot.h) */
+	LEG_TRANSPARENT = 1 << 18, /* the socket's address is not ours: the host sees the other host's (handshake.h, tpot.h) */
 	LEG_ECN = 1 << 19,     /* congestion marks negotiated (RFC 3168; ecn.h) */
 	LEG_RESTORED = 1 << 20, /* the socket was recreated with TCP_REPAIR */
 	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamp clock ticks much faster than 1 kHz */
@@ -231,14 +231,14 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_WAITS, OPT_FULL */
+	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_TRANSPARENT, OPT_END_TO_END, OPT_WAITS, OPT_FULL */
 	__u8 opts_in, opts_out;
 	__u32 edge_out; /* with OPT_PASSED: what the client acknowledges */
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
 };
 #define OPT_WSCALE 0x80
-#define OPT_FOREIGN 0x40 /* opts_in: LEG_FOREIGN */
+#define OPT_TRANSPARENT 0x40 /* opts_in: LEG_TRANSPARENT */
 #define OPT_END_TO_END 0x08 /* opts_in: LEG_END_TO_END */
 #define OPT_WAITS 0x04 /* opts_in: LEG_WAITS */
 #define OPT_ECN 0x20
@@ -509,7 +509,7 @@ enum held_bytes {
 /* Values of `listeners`. */
 enum listens {
 	LISTENS = 1,
-	LISTENS_FOREIGN = 2, /* for transparent connections */
+	LISTENS_TRANSPARENT = 2, /* for transparent connections */
 	LISTENS_END_TO_END = 3, /* a listening socket whose clients may shake hands with a server */
 	LISTENS_WAITS = 4, /* flag, with one of the last two: connections have LEG_WAITS */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Handshakes between hosts, end to end: sequence numbers, clocks and options are the same on both sides. User space passes on the
  * hosts' SYN, SYN-ACK and first ACK, and creates a socket for each side before its host may send data. There are two kinds:
- * - Transparent ("foreign") connections: neither end has an address of ours, and neither must notice us. Packets for the sockets
+ * - Transparent connections: neither end has an address of ours, and neither must notice us. Packets for the sockets
  *   get a mark, by which a routing rule delivers them locally.
  * - Connections of clients to a listening socket of ours: user space chooses the server. If it has none for a SYN, it gives the
  *   SYN back, and the listening socket gets it. */
@@ -149,7 +149,7 @@ static __always_inline int is_shaking_hands(const struct scratch *sc)
  * handshake goes on as well: this segment may be the forged one. */
 static __always_inline int pass_by(struct __sk_buff *skb, struct scratch *sc)
 {
-	sc->foreign = 0; /* not for a socket */
+	sc->transparent = 0; /* not for a socket */
 	if (set_aside(skb))
 		return drop(V_REWRITE_FAILED);
 	count(V_PASSED_BY);

@@ -278,7 +278,7 @@ struct scratch {
 	__u8 egress;        /* 1 if the packet was sent by a local socket */
 	__u8 fragment;      /* 1 for a fragment, or a segment behind an extension header */
 	__u8 more;          /* 1 for a fragment other than the last one */
-	__u8 foreign;       /* 1 if the leg has LEG_FOREIGN */
+	__u8 transparent;       /* 1 if the leg has LEG_TRANSPARENT */
 	__u8 taken;         /* 1 for packets with MARK_TAKEN */
 	__u8 end_to_end;    /* 1 if the leg has LEG_END_TO_END */
 	__u8 jumbo;         /* 1 if a jumbo header that exists in memory only follows the IPv6 header (parse.h) */

@@ -138,7 +138,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 
 	sc->egress = egress;
 	sc->traced = sc->verdicts = 0;
-	sc->fragment = sc->more = sc->frag_at = sc->foreign = sc->end_to_end = sc->jumbo = 0;
+	sc->fragment = sc->more = sc->frag_at = sc->transparent = sc->end_to_end = sc->jumbo = 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = (void *)sc->l3;
 

@@ -4,6 +4,7 @@
 #ifndef LONGSPLICE_RECORD_H
 #define LONGSPLICE_RECORD_H
 
+#include "host.h"
 #include "path.h"
 #include "reset.h"
 

@@ -21,6 +21,7 @@
 #include "hold.h"
 #include "icmp.h"
 #include "record.h"
+#include "replace.h"
 #include "tap.h"
 #include "trace.h"
 #include "track.h"
@@ -39,67 +40,6 @@ static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scr
 	if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) < 0)
 		mtu = 0;
 	return o->mss_in && (!mtu || most < mtu) ? most : mtu;
-}
-
-/* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. keep: the path
- * entry stays, so that its host is still reset (reset_again()), until user space forgets the flow. */
-static __noinline int replace(const struct tuple *t, int more, int keep)
-{
-	struct replaced last = { .more = more };
-	struct leg *l = bpf_map_lookup_elem(&legs, t);
-	struct half h = {};
-	__u64 origin;
-
-	if (l)
-		read_positions(&h, &last.end, &origin, l, find_path(t));
-	last.flags = h.flags;
-	submit(t, EVENT_REPLACED, &last, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
-	bpf_map_delete_elem(&legs, t);
-	return keep ? 0 : remove_path(t);
-}
-
-/* What begin_anew() does with the flow's other leg, sc->other. */
-enum other_leg {
-	OTHER_NONE,     /* there is none */
-	OTHER_GOES,     /* its entries go, or its late segments would enter the new connection */
-	OTHER_IS_RESET, /* its record goes; its host may not have got the reset, and is answered with another one */
-};
-
-/* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
- * entries of the old one go, and its flow is told. The socket of the old connection may still be there, since its segments were forwarded past it,
- * and user space has not heard of the end yet. It would challenge the SYN, and the client would have to send that again after a
- * second. So the socket gets an RST, and the SYN arrives once more behind it. */
-__noinline int begin_anew(struct __sk_buff *skb, int other)
-{
-	struct scratch *sc = scratch();
-	struct tcp_sock *tp = NULL;
-	struct bpf_sock *sk;
-	__u32 next = 0, live = 0;
-
-	if (!sc)
-		return TCX_NEXT;
-	if (other)
-		replace(&sc->other, 1, other == OTHER_IS_RESET);
-	replace(&sc->t, 0, 0);
-	sk = sc->taken ? NULL : socket_of(skb, sc); /* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
-	if (!sk)
-		return RETRY;
-	if (sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_TIME_WAIT && sk->state != BPF_TCP_NEW_SYN_RECV)
-		tp = bpf_skc_to_tcp_sock(sk);
-	if (tp) {
-		next = tp->rcv_nxt;
-		live = 1;
-	}
-	bpf_sk_release(sk);
-	if (!live || bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-		return RETRY;
-	sc->p.l.seq = next;
-	sc->p.l.flags = TH_RST;
-	sc->p.l.win = sc->p.l.urg = 0;
-	sc->p.l.strip_ecn = 1;
-	sc->p.l.keep = 0;
-	sc->ts_at = sc->sack_at = 0;
-	return emit_local(skb, 0);
 }
 
 /* Do the hosts of sc->t and sc->other see each other's addresses, as those of a transparent connection do? */
@@ -203,40 +143,9 @@ __noinline int slow_special(struct __sk_buff *skb)
 	return p->local ? emit_both(skb) : emit_forward(skb, 0);
 }
 
-/* A segment from a host, outside of forwarding mode. phase_in decides where its data goes, phase_out where its acknowledgement
- * goes. host_segment() implements this table, and record_step() takes the locks around it. "Below" and "beyond" are relative to
- * the bound.
- *
- *   phase      data below      data beyond            acknowledgement             leaves it when
- *   LOCAL      to the socket   to the socket          to the socket               freeze_in() or freeze_out()
- *   TO_FWD     to the socket   forwarded, or held     to the socket; beyond,      all below is acknowledged: FWD
- *                                                     to the other host, too      stop_drain(), a limit: LOCAL
- *   FWD        forwarded       forwarded              to the other host           committed: LEG_SPLICED; unsplice_in()
- *   TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
- *                                                     beyond, to the socket
- *
- * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()), and in a switch, too, if
- * it may hold data that came before (host_reset()). A SYN goes to the socket
- * in control mode, and is dropped in any other phase. A FIN is treated as data. */
-__noinline int slow_ingress(struct __sk_buff *skb)
+/* Let a segment in whose hosts have not completed their handshake. Returns ADMITTED if they have, or what becomes of it. */
+static __always_inline int admit_opening(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
 {
-	struct scratch *sc = scratch();
-	struct leg *l, *o = NULL;
-	struct path *pl, *po;
-	struct plan *p;
-	enum step step;
-	int woken = 0, r;
-
-	if (!sc)
-		return TCX_NEXT;
-	p = &sc->p;
-	l = bpf_map_lookup_elem(&legs, &sc->t);
-	/* A path entry without a record: the flow was released, and is being recreated. Drop the packet, or the kernel would
-	 * reset the connection for want of a socket. If the entry is gone as well, the flow is over: this may begin the next one. */
-	if (!l)
-		return find_path(&sc->t) ? drop(V_NO_RECORD) : RETRY;
-	sc->foreign = !!(l->flags & LEG_FOREIGN);
-	sc->end_to_end = !!(l->flags & LEG_END_TO_END);
 	if (l->flags & LEG_SYN) {
 		struct syn_options opt = {};
 
@@ -253,18 +162,25 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		if (!sc->end_to_end)
 			return TCX_NEXT;
 		/* A server that has not answered has nothing to say. It may challenge the SYN, without data, or refuse it. */
-		if (sc->foreign && (sc->s.flags & TH_RST ? !(sc->s.flags & TH_ACK) || sc->s.ack != l->iss + 1
-							 : is_ordinary(sc) && (sc->s.len || sc->s.flags & TH_FIN)))
+		if (sc->transparent && (sc->s.flags & TH_RST ? !(sc->s.flags & TH_ACK) || sc->s.ack != l->iss + 1
+							     : is_ordinary(sc) && (sc->s.len || sc->s.flags & TH_FIN)))
 			return pass_by(skb, sc);
 		report_handshake(skb);
 		return TCX_DROP;
 	}
 	/* Nor has one whose client has not answered it, but it may reset that. The answer may be forged, like the SYN. */
-	if (sc->foreign && is_opening(l) && (sc->s.flags & TH_RST ? sc->s.seq != l->irs + 1 : is_ordinary(sc)))
+	if (sc->transparent && is_opening(l) && (sc->s.flags & TH_RST ? sc->s.seq != l->irs + 1 : is_ordinary(sc)))
 		return pass_by(skb, sc);
-	parse_options(skb);
-	if (!tcp_sum_right(skb)) /* as_it_came(): the stack counts the error */
-		return untouched(l) ? as_it_came() : drop(V_BAD_CHECKSUM);
+	return ADMITTED;
+}
+
+/* Find the record of the flow's other leg, and wake up both if they sleep. other: that record, or NULL. woken: 1 if they were
+ * woken up. Returns ADMITTED, or what becomes of the segment. */
+static __always_inline int admit_paired(struct scratch *sc, struct leg *l, struct leg **other, int *woken)
+{
+	struct path *pl, *po;
+	struct leg *o = NULL;
+
 	if (l->flags & LEG_PAIRED) {
 		sc->other = l->peer;
 		o = bpf_map_lookup_elem(&legs, &sc->other);
@@ -277,71 +193,44 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 				return drop(V_NO_PEER);
 			if (pl->word.flags & PATH_SPLICED)
 				return RETRY; /* committed since the entry was read */
-			/* A record that is awake may have a peer that is not yet: another processor wakes up both. The numbers of one that
-			 * sleeps are those of the commit, and gigabytes may have passed since. */
+			/* A record that is awake may have a peer that is not yet: another processor wakes up both. The numbers of one
+			 * that sleeps are those of the commit, and gigabytes may have passed since. */
 			if (is_asleep(l, pl) || is_asleep(o, po)) {
 				wake_both(l, o, pl, po, bpf_ktime_get_ns());
-				woken = 1;
+				*woken = 1;
 			}
 		}
 	}
-	if (o && is_half_frozen(l, o))
+	*other = o;
+	return o && is_half_frozen(l, o) ? RETRY : ADMITTED;
+}
+
+/* Take the flow back if the segment carries data beyond its limit. In forwarding mode, both directions go back to control mode.
+ * In a drain only this one does: the other may have forwarded bytes that its socket has not seen, and user space waits for it.
+ * Returns ADMITTED, or what becomes of the segment. */
+static __always_inline int admit_beyond(struct scratch *sc, struct leg *l, struct leg *o, int woken)
+{
+	if (!o || !takes_back(l, &sc->s) || sc->s.flags & (TH_SYN | TH_RST))
+		return ADMITTED;
+	/* The record was read without its lock: a freeze that has begun since admit_paired() would go on to freeze the other leg
+	 * of a direction that was taken back. */
+	barrier();
+	if (is_half_frozen(l, o))
 		return RETRY;
-	sc->s.socket_known = 0;
-	if (may_be_behind(l))
-		ask_socket(skb);
-	/* Data beyond the limit. In forwarding mode, both directions go back to control mode. In a drain only this one does: the
-	 * other may have forwarded bytes that its socket has not seen, and user space waits for it. */
-	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {
-		/* The record was read without its lock: a freeze that has begun since the check above would go on to freeze the other
-		 * leg of a direction that was taken back. */
-		barrier();
-		if (is_half_frozen(l, o))
-			return RETRY;
-		note_excess(l, &sc->s); /* the socket may not get it now: see lose_marked() */
-		if (woken)
-			unsplice_legs(&sc->t, &sc->other);
-		else
-			unsplice_direction(l, o);
-		tell_all(&sc->t, 1 << EVENT_TRIGGERED | (woken ? AT_ONCE : 0));
-	}
-	if (!refuses(l, &sc->s))
-		heard(l, &sc->s, bpf_ktime_get_coarse_ns());
-
-	if (sc->s.flags & (TH_SYN | TH_RST))
-		return slow_special(skb);
-	if (sc->foreign && (in_control(l) || l->flags & LEG_RESET) && !refuses(l, &sc->s))
-		report_deserted(skb);
-
-	if (waits(l, sc)) {
-		p->hold = HOLD;
-		p->held_from = 0;
-		if (hold(skb))
-			return TCX_DROP;
-		p->hold = 0; /* no room: it need not wait, and its host would retransmit it only after a timeout */
-		wait_no_more(l);
-	}
-
-	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */
-	if (o && to_be_forwarded(l, &sc->s)) {
-		note_excess(l, &sc->s); /* it may be cut off here */
-		r = make_fit(skb, mtu_towards(skb, sc, o));
-		if (r)
-			return r;
-	}
-
-	step = record_step(l, o, &sc->t, &sc->other, &sc->s, p);
-	if (step == STEP_RECORD)
-		return RETRY;
-	if (p->hold)
-		hold(skb);
-	/* Go back at once, so that the remaining acknowledgements announce the window of the local socket. */
-	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
+	note_excess(l, &sc->s); /* the socket may not get it now: see lose_marked() */
+	if (woken)
 		unsplice_legs(&sc->t, &sc->other);
-	if (p->events) /* parked sockets and held segments wait for user space */
-		tell_all(&sc->t, p->events | (woken || (o && (l->flags | o->flags) & LEG_HOLD) ? AT_ONCE : 0));
-	if (step == STEP_DROP)
-		return p->dropped ? drop(p->dropped) : TCX_DROP;
+	else
+		unsplice_direction(l, o);
+	tell_all(&sc->t, 1 << EVENT_TRIGGERED | (woken ? AT_ONCE : 0));
+	return ADMITTED;
+}
+
+/* Send the copies that record_step() has planned. */
+static __always_inline int send_planned(struct __sk_buff *skb, struct scratch *sc, struct leg *l, struct leg *o)
+{
+	struct plan *p = &sc->p;
+
 	if (p->plain)
 		return p->lose_local ? drop(V_CE_DROPPED) : as_it_came();
 	if (lose_marked(p)) {
@@ -361,11 +250,101 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (l->flags & LEG_TAP && p->fwd_data)
 		tap(skb, p->at, TAP_STREAM, p->acked, p->f.keep);
 	next_hop(sc, o);
-	if (!p->local) {
-		count(V_FORWARDED_SLOW);
-		return emit_forward(skb, 0);
+	if (p->local)
+		return emit_both(skb);
+	count(V_FORWARDED_SLOW);
+	return emit_forward(skb, 0);
+}
+
+/* A segment from a host, outside of forwarding mode. phase_in decides where its data goes, phase_out where its acknowledgement
+ * goes. host_segment() implements this table, and record_step() takes the locks around it. "Below" and "beyond" are relative to
+ * the bound.
+ *
+ *   phase      data below      data beyond            acknowledgement             leaves it when
+ *   LOCAL      to the socket   to the socket          to the socket               freeze_in() or freeze_out()
+ *   TO_FWD     to the socket   forwarded, or held     to the socket; beyond,      all below is acknowledged: FWD
+ *                                                     to the other host, too      stop_drain(), a limit: LOCAL
+ *   FWD        forwarded       forwarded              to the other host           committed: LEG_SPLICED; unsplice_in()
+ *   TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
+ *                                                     beyond, to the socket
+ *
+ * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()), and in a switch, too, if
+ * it may hold data that came before (host_reset()). A SYN goes to the socket
+ * in control mode, and is dropped in any other phase. A FIN is treated as data. */
+__noinline int slow_ingress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct leg *l, *o = NULL;
+	struct plan *p;
+	enum step step;
+	int woken = 0, r;
+
+	if (!sc)
+		return TCX_NEXT;
+	p = &sc->p;
+	l = bpf_map_lookup_elem(&legs, &sc->t);
+	/* A path entry without a record: the flow was released, and is being recreated. Drop the packet, or the kernel would
+	 * reset the connection for want of a socket. If the entry is gone as well, the flow is over: this may begin the next one. */
+	if (!l)
+		return find_path(&sc->t) ? drop(V_NO_RECORD) : RETRY;
+
+	/* admit */
+	sc->transparent = !!(l->flags & LEG_TRANSPARENT);
+	sc->end_to_end = !!(l->flags & LEG_END_TO_END);
+	r = admit_opening(skb, sc, l);
+	if (r != ADMITTED)
+		return r;
+	parse_options(skb);
+	if (!tcp_sum_right(skb)) /* as_it_came(): the stack counts the error */
+		return untouched(l) ? as_it_came() : drop(V_BAD_CHECKSUM);
+	r = admit_paired(sc, l, &o, &woken);
+	if (r != ADMITTED)
+		return r;
+	sc->s.socket_known = 0;
+	if (may_be_behind(l))
+		ask_socket(skb);
+	r = admit_beyond(sc, l, o, woken);
+	if (r != ADMITTED)
+		return r;
+	if (!refuses(l, &sc->s))
+		heard(l, &sc->s, bpf_ktime_get_coarse_ns());
+
+	if (sc->s.flags & (TH_SYN | TH_RST))
+		return slow_special(skb);
+	if (sc->transparent && (in_control(l) || l->flags & LEG_RESET) && !refuses(l, &sc->s))
+		report_deserted(skb);
+
+	if (waits(l, sc)) {
+		p->hold = HOLD;
+		p->held_from = 0;
+		if (hold(skb))
+			return TCX_DROP;
+		p->hold = 0; /* no room: it need not wait, and its host would retransmit it only after a timeout */
+		wait_no_more(l);
 	}
-	return emit_both(skb);
+
+	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */
+	if (o && to_be_forwarded(l, &sc->s)) {
+		note_excess(l, &sc->s); /* it may be cut off here */
+		r = make_fit(skb, mtu_towards(skb, sc, o));
+		if (r)
+			return r;
+	}
+
+	/* plan */
+	step = record_step(l, o, &sc->t, &sc->other, &sc->s, p);
+	if (step == STEP_RECORD)
+		return RETRY;
+	if (p->hold)
+		hold(skb);
+	/* Go back at once, so that the remaining acknowledgements announce the window of the local socket. */
+	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
+		unsplice_legs(&sc->t, &sc->other);
+	if (p->events) /* parked sockets and held segments wait for user space */
+		tell_all(&sc->t, p->events | (woken || (o && (l->flags | o->flags) & LEG_HOLD) ? AT_ONCE : 0));
+	if (step == STEP_DROP)
+		return p->dropped ? drop(p->dropped) : TCX_DROP;
+	return send_planned(skb, sc, l, o);
 }
 
 /* ---- fast path: forwarding mode ---- */
@@ -498,7 +477,7 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return drop(V_NO_PEER); /* as in slow_ingress() */
-	sc->foreign = !!(l->flags & LEG_FOREIGN);
+	sc->transparent = !!(l->flags & LEG_TRANSPARENT);
 	if (parsed == PARSED_TINY) /* what it brings is unknown, and no honest sender splits a TCP header (RFC 1858, 3.2) */
 		return drop(V_FRAGMENT_TINY);
 	if (parsed != PARSED_EXTENSION)
@@ -537,7 +516,7 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 
 	if (!sc)
 		return TCX_NEXT;
-	sc->foreign = sc->end_to_end = 0; /* another try may find another connection, or none */
+	sc->transparent = sc->end_to_end = 0; /* another try may find another connection, or none */
 	if (is_list(skb) && !make_one(skb))
 		return drop(V_REWRITE_FAILED);
 	if (!sc->v6) {
@@ -609,7 +588,7 @@ int ingress(struct __sk_buff *skb)
 		skb->mark = 0;
 		return TCX_NEXT;
 	}
-	if (skb->mark == MARK_FOREIGN || skb->mark == MARK_PLAIN)
+	if (skb->mark == MARK_TRANSPARENT || skb->mark == MARK_PLAIN)
 		return TCX_NEXT;
 	again = skb->mark == MARK_HELD;
 	taken = skb->mark == MARK_TAKEN;
@@ -646,8 +625,8 @@ int ingress(struct __sk_buff *skb)
 		r = decide(skb, parsed);
 	if (r == RETRY)
 		r = decide(skb, parsed);
-	if (r == TCX_NEXT && (sc->foreign || taken))
-		skb->mark = MARK_FOREIGN;
+	if (r == TCX_NEXT && (sc->transparent || taken))
+		skb->mark = MARK_TRANSPARENT;
 	if (r == RETRY)
 		r = drop(V_STALE_CPU);
 	return sc->traced ? trace(skb, r) : r;

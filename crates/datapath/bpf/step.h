@@ -371,9 +371,10 @@ INLINE int path_reset_in_order(const struct path *rev, union path_word w, const 
 	return s->seq == path_expected(rev) || s->seq == w.end;
 }
 
-/* Plan an RST that answers a segment of a connection that was reset (RFC 9293, 3.10.7.1). Its sender may have ignored the one that
- * was forwarded, because it was ahead of it, or because data that had left before has arrived behind it. Nobody else would answer
- * then: the socket is parked, and the host that sent the reset may have begun another connection. Returns 0, or a verdict. */
+/* Plan an RST that answers a segment of a connection that was reset (RFC 9293, 3.10.7.1). Its sender may have ignored the one
+ * that was forwarded, because it was ahead of it, or because data that had left before has arrived behind it. Nobody else would
+ * answer then: the socket is parked, and the host that sent the reset may have begun another connection. Returns 0 or a
+ * verdict. */
 INLINE int path_reset_again(const struct seg *s, struct edit *e)
 {
 	if (!(s->flags & TH_ACK))

@@ -165,8 +165,8 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	l.mss_in = e->mss_in;
 	l.mss_out = e->mss_out;
 	agree(&l, e->opts_in, e->opts_out, e->wscale_in, e->wscale_out);
-	if (e->opts_in & OPT_FOREIGN)
-		l.flags |= LEG_FOREIGN;
+	if (e->opts_in & OPT_TRANSPARENT)
+		l.flags |= LEG_TRANSPARENT;
 	if (e->opts_in & OPT_END_TO_END)
 		l.flags |= LEG_END_TO_END;
 	if (e->opts_in & OPT_WAITS)
@@ -232,8 +232,8 @@ static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scra
 	__u32 opts = OPT_END_TO_END | (listens & LISTENS_WAITS ? OPT_WAITS : 0);
 
 	listens &= ~LISTENS_WAITS;
-	if (listens == LISTENS_FOREIGN)
-		return OPT_FOREIGN | opts;
+	if (listens == LISTENS_TRANSPARENT)
+		return OPT_TRANSPARENT | opts;
 	if (listens != LISTENS_END_TO_END || sc->s.again)
 		return 0;
 	if (known && known->irs == sc->s.seq && !(known->opts_in & OPT_FULL))
@@ -244,7 +244,7 @@ static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scra
 /* Is the handshake one of a transparent connection? Its sockets have the addresses of both hosts. */
 static __always_inline int is_between_hosts(const struct embryo *e)
 {
-	return (e->opts_in & (OPT_FOREIGN | OPT_END_TO_END)) == (OPT_FOREIGN | OPT_END_TO_END);
+	return (e->opts_in & (OPT_TRANSPARENT | OPT_END_TO_END)) == (OPT_TRANSPARENT | OPT_END_TO_END);
 }
 
 /* Track a segment from a host that has no path entry. Returns 1 if it has a leg now, 2 if it must be dropped, and 0 to leave
@@ -279,7 +279,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
 		e.wscale_in = o.wscale;
-		e.opts_in = o.opts | opts | (sc->taken ? OPT_FOREIGN : 0);
+		e.opts_in = o.opts | opts | (sc->taken ? OPT_TRANSPARENT : 0);
 		if (known && known->irs == e.irs) /* a retransmission may omit ECN (RFC 3168, 6.1.1.1) */
 			e.opts_in |= known->opts_in & OPT_ECN;
 		if (known && known->irs == e.irs && known->opts_out & OPT_PASSED) {

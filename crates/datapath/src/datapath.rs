@@ -194,7 +194,7 @@ impl Datapath {
 
     fn paths_as(&self, op: abi::path_op) -> Vec<(Tuple, PathView)> {
         self.maps.all_paths(op).unwrap_or_else(|error| {
-            tracing::warn!(%error, "path entries cannot be read");
+            tracing::warn!(%error, "cannot read path entries: none are listed");
             Vec::new()
         })
     }
@@ -262,8 +262,8 @@ impl Datapath {
         self.conntrack.counts()
     }
 
-    /// Lets slots of removed entries be reused that nobody holds, until `is_over`, which is asked after [`Datapath::wake`],
-    /// returns true. Call it once per data path, on a thread of its own. Fails if the kernel does not support membarrier(2).
+    /// Frees the slots of removed entries once no program can still read them. Ends when `is_over` returns true, which is asked
+    /// after [`Datapath::wake`]. Call it once per data path, on a thread of its own. Fails if the kernel does not support membarrier(2).
     pub fn reuse_slots(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
         self.rest.reuse_slots(&self.maps, is_over)
     }
@@ -276,7 +276,7 @@ impl Datapath {
     /// Ends the present or the next wait for events, and for slots to be reused.
     pub fn wake(&self) {
         if let Err(error) = self.wake.write(1) {
-            tracing::warn!(%error, "events are heard late");
+            tracing::warn!(%error, "cannot interrupt the wait for events: they are noticed late");
         }
         self.rest.wake();
     }

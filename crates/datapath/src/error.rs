@@ -90,7 +90,7 @@ pub enum OpenError {
         upper: String,
     },
     /// XDP was requested on a device that does not support it.
-    #[error("device {device}: XDP cannot be had there: {why}")]
+    #[error("device {device}: cannot attach XDP: {why}")]
     Xdp {
         /// The device.
         device: String,

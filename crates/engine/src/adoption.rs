@@ -56,7 +56,7 @@ impl Dead {
             Err(_) => self.pause = LOOK,
         }
         if let (Err(error), false) = (told, mem::replace(&mut self.warned, true)) {
-            tracing::warn!(?leg, %error, "its host was not told yet that its connection is over");
+            tracing::warn!(?leg, %error, "cannot reset a host yet: it does not know that its connection is over");
         }
     }
 }
@@ -180,7 +180,7 @@ impl Adoption {
             if path.tapped
                 && let Err(error) = d.untap(t)
             {
-                tracing::warn!(leg = ?t, %error, "what is forwarded is still copied for a tap");
+                tracing::warn!(leg = ?t, %error, "cannot stop a tap: the data path still copies its data");
             }
             // the other leg is found later, if it is there
             let other = d
@@ -275,7 +275,7 @@ fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
                 _ => {
                     let legs = o.connections().into();
                     if let Err(error) = d.reset_forwarded(legs) {
-                        tracing::warn!(?legs, %error, "a host was not told that its connection is over");
+                        tracing::warn!(?legs, %error, "cannot reset a host: it does not know that its connection is over");
                     }
                     clear_half(d, legs);
                 }

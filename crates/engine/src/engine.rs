@@ -204,14 +204,14 @@ impl Engine {
     /// Resets both connections of a flow that has no sockets.
     pub fn reset_forwarded(&self, legs: [Connection; 2]) {
         if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
-            tracing::warn!(legs = ?legs, %error, "a host was not told that its connection is over");
+            tracing::warn!(legs = ?legs, %error, "cannot reset a host: it does not know that its connection is over");
         }
     }
 
     /// Resets a host that does not know that its connection is over, and that no socket tells.
     pub fn reset_again(&self, connection: &Connection) {
         if let Some(Err(error)) = self.datapath().map(|d| d.reset_deserted(*connection)) {
-            tracing::warn!(?connection, %error, "its host was not told that its connection is over");
+            tracing::warn!(?connection, %error, "cannot reset a host: it does not know that its connection is over");
         }
     }
 

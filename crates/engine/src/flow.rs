@@ -94,7 +94,7 @@ pub(crate) struct TaskInbox {
 #[derive(Default)]
 pub(crate) struct TaskEvents {
     wake: Notify,
-    /// There was an event that is no sign of a drain's success: it may have to be heard of after the commit.
+    /// Set by any event except [`EventKind::Forwarding`]: the keeper must then look at the flow after the commit.
     others: AtomicBool,
 }
 
@@ -318,8 +318,8 @@ impl ForwardedFlow {
 
     /// Returns whether the hosts believe they talk to each other.
     fn is_transparent(&self, d: &Datapath, flow: &Flow) -> bool {
-        let released = self.sockets.released().is_some_and(|released| released.client.is_foreign());
-        released || d.leg(&flow.legs.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
+        let released = self.sockets.released().is_some_and(|released| released.client.is_transparent());
+        released || d.leg(&flow.legs.client).is_some_and(|l| l.flags & LegFlags::TRANSPARENT != 0)
     }
 
     /// Returns the time until the next look, at least `least`.
@@ -364,7 +364,9 @@ impl ForwardedFlow {
             Err(error @ (SwitchError::Busy | SwitchError::Closing)) => {
                 tracing::debug!(flow = flow.id, %error, "no sockets yet for a released flow");
             }
-            Err(error) => tracing::warn!(flow = flow.id, %error, "sockets of a released flow could not be made"),
+            Err(error) => {
+                tracing::warn!(flow = flow.id, %error, "cannot create the sockets of a released flow: it stays forwarded")
+            }
         }
         new
     }

@@ -58,7 +58,7 @@ impl Guard {
         };
         if !failed.is_empty() && failed != self.failed {
             tracing::error!(
-                "what was removed or detached of the data path cannot be put back: {failed}; end what has done it, or start again"
+                "cannot put back what was removed or detached of the data path: {failed}; end the program that did it, or restart"
             );
         }
         self.failed = failed;
@@ -112,7 +112,7 @@ fn end_spoilt(engine: &Engine, d: &Datapath) {
     while let Some(flows) = engine.page(last, PAGE) {
         last = flows[flows.len() - 1].id;
         for flow in flows.iter().filter(|f| is_spoilt(d, f)) {
-            tracing::warn!(flow = flow.id, "segments of it have passed unseen: reset");
+            tracing::warn!(flow = flow.id, "segments have passed unseen: the flow is reset");
             engine.command(flow.id, Command::Reset);
         }
     }

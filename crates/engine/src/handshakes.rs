@@ -5,8 +5,8 @@
 
 use crate::{engine::Engine, holding::FirstData, sync::lock};
 use longsplice_datapath::{
-    Connection, Datapath, EndToEnd, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Repair, Segment, Tuple,
-    established_sockets, is_claimed, is_local,
+    Connection, Datapath, EndToEnd, ExpectError, Handshake, HandshakeSender, Pair, Repair, Segment, TransparentRoutes,
+    Tuple, established_sockets, is_claimed, is_local,
 };
 use nix::libc;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -50,14 +50,14 @@ pub(crate) type Lost = Box<dyn Fn(SocketAddr, SocketAddr, io::Error) + Send>;
 /// Where the connections of a listener lead.
 pub(crate) enum Course {
     /// To their own destination: they are transparent.
-    Foreign(Allow),
+    Transparent(Allow),
     /// From a listening socket to a server, from an address of ours.
     Chosen(Choose, Lost),
 }
 
 impl Course {
-    fn is_foreign(&self) -> bool {
-        matches!(self, Course::Foreign(_))
+    fn is_transparent(&self) -> bool {
+        matches!(self, Course::Transparent(_))
     }
 }
 
@@ -85,7 +85,7 @@ struct Answer {
 impl Answer {
     /// Creates the sockets, and begins to hold the first data if `holds`.
     fn of(engine: &Arc<Engine>, half: &HalfOpen, segment: Handshake, holds: bool) -> io::Result<Answer> {
-        let sockets = established_sockets(&half.syn, &segment, half.foreign)?;
+        let sockets = established_sockets(&half.syn, &segment, half.transparent)?;
         let legs = Pair::new(half.syn.leg, segment.leg);
         let first = holds.then(|| FirstData::of(engine, legs).map(Box::new)).transpose();
         match first {
@@ -103,7 +103,7 @@ struct HalfOpen {
     /// The server's leg, with the record that was made for this handshake.
     server: Connection,
     /// It is transparent: our addresses on both legs are not ours.
-    foreign: bool,
+    transparent: bool,
     /// The client's last SYN.
     syn: Handshake,
     answer: Option<Answer>,
@@ -127,7 +127,7 @@ struct Late {
 /// Counters of connections that were not opened from host to host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ForeignCounts {
+pub struct TransparentCounts {
     /// SYNs that were not forwarded, including those to addresses of this machine.
     pub denied: u64,
     /// Half-open connections that were given up: the oldest without an
@@ -145,7 +145,7 @@ pub struct ForeignCounts {
 struct Way {
     sender: HandshakeSender,
     /// Routing rules, if there is a listener for transparent connections.
-    foreign: Option<Foreign>,
+    transparent: Option<TransparentRoutes>,
 }
 
 /// All connections that are not accepted yet.
@@ -164,7 +164,7 @@ pub(crate) struct Handshakes {
     looked: Option<Instant>,
     /// Segments that wait for the end of an earlier connection with the same addresses.
     late: Vec<Late>,
-    counts: ForeignCounts,
+    counts: TransparentCounts,
 }
 
 /// Returns the other host's leg of the same transparent connection.
@@ -184,21 +184,21 @@ pub(crate) fn listen(
     if handshakes.listeners.contains_key(&addr) {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    let foreign = course.is_foreign();
-    handshakes.make_way(addr.is_ipv6(), foreign).map_err(|e| no_way(&e, addr.is_ipv6()))?;
+    let transparent = course.is_transparent();
+    handshakes.make_way(addr.is_ipv6(), transparent).map_err(|e| no_way(&e, addr.is_ipv6()))?;
     if !handshakes.hears {
         let (engine, all) = (engine.clone(), all.clone());
         std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine, &all))?;
         handshakes.hears = true;
     }
-    hear_syns(d, addr, foreign, false)?;
+    hear_syns(d, addr, transparent, false)?;
     let (tell, opened) = mpsc::channel(BACKLOG);
     handshakes.listeners.insert(addr, Acceptor { course, holds: false, opened: tell });
     Ok(opened)
 }
 
-fn hear_syns(d: &Datapath, addr: SocketAddr, foreign: bool, holds: bool) -> io::Result<()> {
-    if foreign { d.listen_foreign(addr, holds) } else { d.listen_end_to_end(addr, holds) }
+fn hear_syns(d: &Datapath, addr: SocketAddr, transparent: bool, holds: bool) -> io::Result<()> {
+    if transparent { d.listen_transparent(addr, holds) } else { d.listen_end_to_end(addr, holds) }
 }
 
 fn no_way(e: &io::Error, v6: bool) -> io::Error {
@@ -232,23 +232,23 @@ fn hear(engine: &Arc<Engine>, handshakes: &Mutex<Handshakes>) {
         (!engine.is_closing()).then(|| f.rest())
     });
     if let Err(error) = heard {
-        tracing::error!(%error, "connections of others cannot be heard of; they get no answer");
+        tracing::error!(%error, "cannot read handshakes of transparent and end-to-end connections: new ones time out");
     }
 }
 
 impl Handshakes {
-    pub fn counts(&self) -> ForeignCounts {
+    pub fn counts(&self) -> TransparentCounts {
         self.counts
     }
 
-    fn make_way(&mut self, v6: bool, foreign: bool) -> io::Result<()> {
+    fn make_way(&mut self, v6: bool, transparent: bool) -> io::Result<()> {
         let way = &mut self.ways[usize::from(v6)];
         let way = match way.take() {
             Some(known) => way.insert(known),
-            None => way.insert(Way { sender: HandshakeSender::new(v6)?, foreign: None }),
+            None => way.insert(Way { sender: HandshakeSender::new(v6)?, transparent: None }),
         };
-        if foreign && way.foreign.is_none() {
-            way.foreign = Some(Foreign::new(v6)?);
+        if transparent && way.transparent.is_none() {
+            way.transparent = Some(TransparentRoutes::new(v6)?);
         }
         Ok(())
     }
@@ -258,11 +258,11 @@ impl Handshakes {
         let acceptor = self.listeners.get_mut(&addr).ok_or(io::ErrorKind::NotConnected)?;
         // first here: what the data path holds must have somebody who releases it
         acceptor.holds = true;
-        hear_syns(d, addr, acceptor.course.is_foreign(), true)
+        hear_syns(d, addr, acceptor.course.is_transparent(), true)
     }
 
     /// Routes segments for addresses that are not ours to local sockets, until the engine closes.
-    pub fn route_foreign(&mut self, v6: bool) -> io::Result<()> {
+    pub fn route_transparent(&mut self, v6: bool) -> io::Result<()> {
         self.make_way(v6, true).map_err(|e| no_way(&e, v6))
     }
 
@@ -379,7 +379,7 @@ impl Handshakes {
                 Some(server) => self.asked_for(engine, d, syn, server),
                 None => self.leave_to_listener(d, &syn),
             },
-            Some(Course::Foreign(allow)) => {
+            Some(Course::Transparent(allow)) => {
                 let is_ours = may_be_ours(client.local.ip());
                 if is_ours || !allow(client.remote, client.local) {
                     self.counts.denied += 1;
@@ -398,7 +398,7 @@ impl Handshakes {
             return self.let_go(d, &syn, &mirrored(&client));
         }
         let server = mirrored(&client);
-        let kind = EndToEnd { foreign: true, waits: self.holds(&client) };
+        let kind = EndToEnd { transparent: true, waits: self.holds(&client) };
         match expect(engine, d, &server, &client, kind) {
             Ok(server) => self.begin(engine, syn, server, true),
             // It cannot go on without us while sockets of an earlier connection would take its segments. In a table with much
@@ -425,10 +425,10 @@ impl Handshakes {
         }
     }
 
-    fn begin(&mut self, engine: &Engine, syn: Handshake, server: Connection, foreign: bool) {
+    fn begin(&mut self, engine: &Engine, syn: Handshake, server: Connection, transparent: bool) {
         let client = syn.leg;
         [client, server.leg].iter().for_each(|leg| engine.lingering.begins_anew(leg));
-        self.insert(client, HalfOpen { since: Instant::now(), server, foreign, syn, answer: None });
+        self.insert(client, HalfOpen { since: Instant::now(), server, transparent, syn, answer: None });
         self.pass_on(&syn, &server.leg);
     }
 
@@ -502,7 +502,7 @@ impl Handshakes {
         let Some(half) = self.half.get_mut(&client) else { return };
         match Answer::of(engine, half, answer, holds) {
             Ok(made) => {
-                if !half.foreign {
+                if !half.transparent {
                     d.track_handshake(Pair::new(&client, &answer.leg), &half.syn, &answer);
                 }
                 half.answer = Some(made);
@@ -511,10 +511,10 @@ impl Handshakes {
             // The sockets of an earlier connection are about to be closed. Until then, they would take its segments.
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => self.put_off(answer, since),
             Err(error) => {
-                tracing::warn!(leg = ?answer.leg, %error, "no sockets for a handshake between hosts");
-                let (syn, foreign) = (half.syn, half.foreign);
+                tracing::warn!(leg = ?answer.leg, %error, "cannot create sockets for a handshake between hosts: they go on without us");
+                let (syn, transparent) = (half.syn, half.transparent);
                 self.remove(&client).iter().for_each(|half| d.forget(half.server));
-                if foreign {
+                if transparent {
                     self.let_go(d, &answer, &client);
                 } else {
                     self.leave_to_listener(d, &syn); // the stack resets the server when it answers again
@@ -566,8 +566,8 @@ impl Handshakes {
             return; // or it has accepted meanwhile
         }
         let client = ack.leg;
-        let is_foreign = self.acceptor(client.local).is_some_and(|a| a.course.is_foreign());
-        if is_foreign && ack.connection().generation == Connection::NONE {
+        let is_transparent = self.acceptor(client.local).is_some_and(|a| a.course.is_transparent());
+        if is_transparent && ack.connection().generation == Connection::NONE {
             return self.let_pass(engine, d, ack);
         }
         if !self.half.get(&client).is_some_and(|half| half.is_completed_by(ack)) {
@@ -671,7 +671,7 @@ const PORT_TRIES: u32 = 32;
 
 /// Finds an address and a port of ours for a connection to `server`, and prepares its record.
 fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr, waits: bool) -> Option<Connection> {
-    let kind = EndToEnd { foreign: false, waits };
+    let kind = EndToEnd { transparent: false, waits };
     let source = engine.ports.usual_for(server).ok()?.0.source;
     if server.is_ipv4() != client.is_v4() || source.is_loopback() || source == server.ip() {
         return None;
@@ -711,7 +711,7 @@ fn expect(
     kind: EndToEnd,
 ) -> Result<Connection, ExpectError> {
     match d.expect_end_to_end(server, client, kind) {
-        Err(ExpectError::Taken) if make_way(engine, d, server, kind.foreign) => {
+        Err(ExpectError::Taken) if make_way(engine, d, server, kind.transparent) => {
             d.expect_end_to_end(server, client, kind)
         }
         expected => expected,
@@ -720,16 +720,16 @@ fn expect(
 
 /// Removes the server's leg of an earlier connection, when a client without a leg sends a SYN. The earlier connection
 /// is over, or its process died before the client had completed the handshake. Returns whether the leg is gone.
-fn make_way(engine: &Engine, d: &Datapath, server: &Tuple, foreign: bool) -> bool {
+fn make_way(engine: &Engine, d: &Datapath, server: &Tuple, transparent: bool) -> bool {
     // A client that has chosen the port may use it again at once, as without us. A port of ours rests: another client's numbers
     // need not follow those of the last connection, which the server may remember.
-    let ended = if foreign { engine.lingering.make_way_at_once(server) } else { engine.lingering.make_way(server) };
+    let ended = if transparent { engine.lingering.make_way_at_once(server) } else { engine.lingering.make_way(server) };
     match ended {
         Some((a, b)) => {
             d.forget_ended(&a, b.as_ref());
             true
         }
-        None => foreign && !engine.is_routed(server) && d.forget_unopened(server),
+        None => transparent && !engine.is_routed(server) && d.forget_unopened(server),
     }
 }
 

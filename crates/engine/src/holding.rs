@@ -41,7 +41,7 @@ impl Holding {
     /// Starts to hold. Must be called before the freeze. Errors are those of raw sockets and threads.
     pub fn of(engine: &Arc<Engine>, legs: Pair<Tuple>) -> io::Result<Holding> {
         prepare(engine).inspect_err(
-            |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
+            |error| tracing::warn!(%error, "cannot hold segments, which needs root or CAP_NET_RAW: flows with the hold policy are copied"),
         )?;
         let hold = lock(&engine.holder).begin(legs);
         Ok(Holding { engine: engine.clone(), legs, hold })
@@ -89,7 +89,7 @@ impl HeldData for FirstData {
         let are_of_this = legs.iter().any(|leg| self.held.holder().has(leg, self.held.hold));
         // held segments that are sent on do not wait again, so an error costs time only
         if let Some(Err(error)) = self.held.engine.datapath().filter(|_| are_of_this).map(|d| d.decided(legs)) {
-            tracing::warn!(?legs, %error, "the data of two hosts takes a detour");
+            tracing::warn!(?legs, %error, "cannot end the hold: segments still pass through user space");
         }
         Side::BOTH.into_iter().for_each(|from| self.held.let_go(from));
     }
@@ -117,6 +117,6 @@ fn hear(engine: &Engine) {
         !engine.is_closing()
     });
     if let Err(error) = heard {
-        tracing::error!(%error, "what is held is lost, and will be sent again");
+        tracing::error!(%error, "cannot read held segments: they are lost, and their hosts retransmit them");
     }
 }

@@ -60,7 +60,7 @@ pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>
                 events.iter().for_each(|event| k.route(event));
             }
             Err(error) => {
-                tracing::error!(%error, "cannot wait for events of the data path; flows notice by polling");
+                tracing::error!(%error, "cannot wait for events of the data path: flows are polled");
                 std::thread::sleep(PACE);
             }
         }

@@ -175,7 +175,7 @@ impl Splicer {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this"));
         }
         let v6 = to.net.is_ipv6();
-        lock(self.handshakes()).route_foreign(v6)?;
+        lock(self.handshakes()).route_transparent(v6)?;
         // its own address gets nothing but connections of this host, which are refused as guarded
         let own: IpAddr = if v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
         let bound = BoundSocket::bind((own, 0).into())?;

@@ -119,7 +119,7 @@ impl Orphan {
                     if let Err(error) = &committed
                         && ![SwitchError::Busy, SwitchError::Short].contains(error)
                     {
-                        tracing::warn!(leg = ?legs.client, %error, "a flow of an earlier process could not be committed");
+                        tracing::warn!(leg = ?legs.client, %error, "cannot commit a flow of an earlier process: it is tried again");
                     }
                     Event::Committed(committed.map(drop))
                 }

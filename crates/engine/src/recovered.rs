@@ -43,7 +43,9 @@ impl Recovered {
         if let To::Early(all, missed) = mem::replace(&mut *lock(&self.0), To::Told(tell.clone())) {
             all.into_iter().for_each(|ended| tell(ended));
             if missed > 0 {
-                tracing::warn!("{missed} flows of an earlier process have ended unrecorded: more than {EARLY} at once");
+                tracing::warn!(
+                    "cannot record the ends of {missed} flows of an earlier process: more than {EARLY} ended at once"
+                );
             }
         }
     }

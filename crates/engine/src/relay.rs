@@ -251,7 +251,7 @@ impl Relay {
     fn untap(&self) {
         for leg in self.flow().connections().iter().filter(|_| self.is_tapped()) {
             if let Some(Err(error)) = self.engine.datapath().map(|d| d.untap(leg)) {
-                tracing::warn!(?leg, %error, "copies are made for nobody");
+                tracing::warn!(?leg, %error, "cannot stop the tap of this flow: the data path still copies its data");
             }
         }
     }

@@ -95,7 +95,7 @@ impl Drop for Owner {
         }
         self.engine.stop_unless_stopped();
         if let Err(error) = self.close() {
-            tracing::warn!(%error, "the data path stays attached");
+            tracing::warn!(%error, "cannot detach the data path: it stays");
         }
     }
 }

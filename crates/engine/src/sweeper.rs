@@ -49,7 +49,7 @@ impl Sweeper {
     /// Creates a sweeper in the network namespace of the data path.
     pub fn new() -> Sweeper {
         let sockets = Sockets::open().inspect_err(
-            |error| tracing::warn!(%error, "the kernel does not tell of sockets: records of failed handshakes stay"),
+            |error| tracing::warn!(%error, "cannot ask the kernel for sockets: records of failed handshakes stay"),
         );
         let now = Instant::now();
         let sockets = sockets.ok();
@@ -80,7 +80,7 @@ impl Sweeper {
                 0
             }
             Err(error) => {
-                tracing::warn!(%error, "records of failed handshakes are looked for again later");
+                tracing::warn!(%error, "cannot look for records of failed handshakes: tried again later");
                 self.times = Some((began, now + ROUND));
                 0
             }

@@ -9,7 +9,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
         let of_thread = engine.clone();
         let thread = std::thread::Builder::new().name("taps".into()).spawn(move || hear(&of_thread));
         if let Err(error) = thread {
-            tracing::error!(%error, "taps will miss what is forwarded");
+            tracing::error!(%error, "cannot start the reader of taps: they miss forwarded data");
         }
     });
 }
@@ -26,7 +26,7 @@ fn hear(engine: &Engine) {
         !engine.is_closing()
     });
     if let Err(error) = heard {
-        tracing::error!(%error, "copies of what is forwarded are lost");
+        tracing::error!(%error, "cannot read copies for taps: they miss forwarded data");
     }
     lock(&engine.tap_ring.stretches).close();
 }

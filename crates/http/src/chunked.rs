@@ -21,7 +21,7 @@ const DIGITS_MAX: u8 = 16;
 /// A parser for a chunked body.
 #[derive(Debug, Clone, Default)]
 pub struct Chunked {
-    state: State,
+    state: ChunkState,
     extensions: usize,
     /// Leading zeros and trailing white space of the current size.
     padding: u32,
@@ -39,7 +39,7 @@ enum Goes {
 }
 
 #[derive(Debug, Clone)]
-enum State {
+enum ChunkState {
     /// In the digits of a size.
     Size {
         digits: u8,
@@ -73,9 +73,9 @@ enum State {
     Done,
 }
 
-impl Default for State {
-    fn default() -> State {
-        State::Size { digits: 0, size: 0 }
+impl Default for ChunkState {
+    fn default() -> ChunkState {
+        ChunkState::Size { digits: 0, size: 0 }
     }
 }
 
@@ -92,20 +92,20 @@ impl Chunked {
 
     /// Whether the final empty line has been seen.
     pub fn is_done(&self) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, ChunkState::Done)
     }
 
     /// Bytes left of the current chunk.
     pub fn ahead(&self) -> u64 {
-        if let State::Content { left } = self.state { left } else { 0 }
+        if let ChunkState::Content { left } = self.state { left } else { 0 }
     }
 
     /// Skips bytes of the current chunk.
     pub fn passed(&mut self, bytes: u64) {
-        if let State::Content { left } = &mut self.state {
+        if let ChunkState::Content { left } = &mut self.state {
             *left = left.saturating_sub(bytes);
             if *left == 0 {
-                self.state = State::Cr;
+                self.state = ChunkState::Cr;
             }
         }
     }
@@ -115,18 +115,18 @@ impl Chunked {
     /// # Errors
     /// [`Wrong::ChunkSize`], [`Wrong::ChunkExtension`], [`Wrong::ChunkEnd`], and the errors of trailer fields.
     pub fn step(&mut self, input: &[u8]) -> Result<Step, Wrong> {
-        if let State::Content { left } = &mut self.state {
+        if let ChunkState::Content { left } = &mut self.state {
             let n = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
             *left -= n as u64;
             if *left == 0 {
-                self.state = State::Cr;
+                self.state = ChunkState::Cr;
             }
             return Ok(Step::Content(n));
         }
         let mut n = 0;
         self.mended = None;
-        while n < input.len() && !matches!(self.state, State::Content { .. } | State::Done) {
-            if let State::Trailers { seen, scan } = &mut self.state {
+        while n < input.len() && !matches!(self.state, ChunkState::Content { .. } | ChunkState::Done) {
+            if let ChunkState::Trailers { seen, scan } = &mut self.state {
                 let came = &input[n..];
                 let found = trailers(seen, scan, came, self.lenient)?;
                 let used = found.as_ref().map_or(came.len(), |(used, _)| *used);
@@ -137,7 +137,7 @@ impl Chunked {
                     mended.extend(section.iter().flatten());
                 }
                 if section.is_some() {
-                    self.state = State::Done;
+                    self.state = ChunkState::Done;
                 }
                 n += used;
                 continue;
@@ -162,51 +162,52 @@ impl Chunked {
     fn byte(&mut self, b: u8) -> Result<Goes, Wrong> {
         let mut goes = Goes::On;
         self.state = match (&self.state, b) {
-            (State::Size { digits: 1.., size: 0 }, b'0') if self.lenient => {
+            (ChunkState::Size { digits: 1.., size: 0 }, b'0') if self.lenient => {
                 goes = self.pad()?;
-                State::Size { digits: 1, size: 0 }
+                ChunkState::Size { digits: 1, size: 0 }
             }
-            (State::Size { digits: 1.., size } | State::Space { size }, b' ' | b'\t') if self.lenient => {
+            (ChunkState::Size { digits: 1.., size } | ChunkState::Space { size }, b' ' | b'\t') if self.lenient => {
                 let size = *size;
                 goes = self.pad()?;
-                State::Space { size }
+                ChunkState::Space { size }
             }
-            (State::Space { size } | State::Size { digits: 1.., size } | State::Extension { size }, b'\n')
-                if self.lenient =>
-            {
+            (
+                ChunkState::Space { size } | ChunkState::Size { digits: 1.., size } | ChunkState::Extension { size },
+                b'\n',
+            ) if self.lenient => {
                 goes = Goes::BehindCr;
                 self.behind_size(*size)
             }
-            (State::Cr, b'\n') if self.lenient => {
+            (ChunkState::Cr, b'\n') if self.lenient => {
                 goes = Goes::BehindCr;
-                State::default()
+                ChunkState::default()
             }
-            (State::Space { size }, b'\r') => State::SizeLf { size: *size },
-            (State::Space { size }, b';') => State::Extension { size: *size },
-            (State::Size { digits, size }, _) if b.is_ascii_hexdigit() => {
+            (ChunkState::Space { size }, b'\r') => ChunkState::SizeLf { size: *size },
+            (ChunkState::Space { size }, b';') => ChunkState::Extension { size: *size },
+            (ChunkState::Size { digits, size }, _) if b.is_ascii_hexdigit() => {
                 let digit = (b as char).to_digit(16).map_or(0, u64::from);
                 if *digits == DIGITS_MAX || *size > (i64::MAX as u64) >> 4 {
                     return Err(Wrong::ChunkSize);
                 }
-                State::Size { digits: digits + 1, size: size << 4 | digit }
+                ChunkState::Size { digits: digits + 1, size: size << 4 | digit }
             }
-            (State::Size { digits: 1.., size }, b'\r') => State::SizeLf { size: *size },
-            (State::Size { digits: 1.., size }, b';') => State::Extension { size: *size },
-            (State::Size { .. } | State::Space { .. }, _) => return Err(Wrong::ChunkSize),
-            (State::Extension { size }, b'\r') => State::SizeLf { size: *size },
-            (State::Extension { size }, b'\t' | b' '..=b'~') => {
+            (ChunkState::Size { digits: 1.., size }, b'\r') => ChunkState::SizeLf { size: *size },
+            (ChunkState::Size { digits: 1.., size }, b';') => ChunkState::Extension { size: *size },
+            (ChunkState::Size { .. } | ChunkState::Space { .. }, _) => return Err(Wrong::ChunkSize),
+            (ChunkState::Extension { size }, b'\r') => ChunkState::SizeLf { size: *size },
+            (ChunkState::Extension { size }, b'\t' | b' '..=b'~') => {
                 self.extensions += 1;
                 if self.extensions > EXTENSIONS_MAX {
                     return Err(Wrong::ChunkExtension);
                 }
-                State::Extension { size: *size }
+                ChunkState::Extension { size: *size }
             }
-            (State::Extension { .. }, _) => return Err(Wrong::ChunkExtension),
-            (State::SizeLf { size }, b'\n') => self.behind_size(*size),
-            (State::Cr, b'\r') => State::Lf,
-            (State::Lf, b'\n') => State::default(),
-            (State::SizeLf { .. } | State::Cr | State::Lf, _) => return Err(Wrong::ChunkEnd),
-            (State::Content { .. } | State::Trailers { .. } | State::Done, _) => return Ok(goes),
+            (ChunkState::Extension { .. }, _) => return Err(Wrong::ChunkExtension),
+            (ChunkState::SizeLf { size }, b'\n') => self.behind_size(*size),
+            (ChunkState::Cr, b'\r') => ChunkState::Lf,
+            (ChunkState::Lf, b'\n') => ChunkState::default(),
+            (ChunkState::SizeLf { .. } | ChunkState::Cr | ChunkState::Lf, _) => return Err(Wrong::ChunkEnd),
+            (ChunkState::Content { .. } | ChunkState::Trailers { .. } | ChunkState::Done, _) => return Ok(goes),
         };
         Ok(goes)
     }
@@ -217,12 +218,12 @@ impl Chunked {
         if self.padding > PADDING_MAX { Err(Wrong::ChunkSize) } else { Ok(Goes::Nowhere) }
     }
 
-    fn behind_size(&mut self, size: u64) -> State {
+    fn behind_size(&mut self, size: u64) -> ChunkState {
         self.padding = 0;
         let scan = if self.lenient { Scan::lenient } else { Scan::new };
         match size {
-            0 => State::Trailers { seen: Vec::new(), scan: scan(Kind::Trailers) },
-            left => State::Content { left },
+            0 => ChunkState::Trailers { seen: Vec::new(), scan: scan(Kind::Trailers) },
+            left => ChunkState::Content { left },
         }
     }
 }

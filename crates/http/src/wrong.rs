@@ -28,10 +28,10 @@ pub enum Wrong {
     #[error("too many fields (RFC 6585, 5)")]
     TooManyFields,
     /// 3, 4: not a request line or a status line.
-    #[error("a start line that is none (RFC 9112, 3 and 4)")]
+    #[error("a malformed start line (RFC 9112, 3 and 4)")]
     StartLine,
     /// 3: a method longer than [`METHOD_MAX`](crate::METHOD_MAX).
-    #[error("a method nobody has (RFC 9112, 3)")]
+    #[error("an invalid method (RFC 9112, 3)")]
     Method,
     /// 2.3: neither HTTP/1.0 nor HTTP/1.1.
     #[error("a version that is not spoken here: HTTP/1.0 and HTTP/1.1 are (RFC 9112, 2.3)")]
@@ -79,7 +79,7 @@ pub enum Wrong {
     #[error("Transfer-Encoding in HTTP/1.0 (RFC 9112, 6.1)")]
     CodingInOld,
     /// 6.3: chunked is not the last coding, or appears twice.
-    #[error("a Transfer-Encoding whose end nobody can find (RFC 9112, 6.3)")]
+    #[error("a Transfer-Encoding that does not end with chunked, so that the length is unknown (RFC 9112, 6.3)")]
     Coding,
     /// 6.1: a coding other than chunked.
     #[error("a transfer coding that is not spoken here: chunked is (RFC 9112, 6.1)")]

@@ -161,8 +161,8 @@ pub struct RunArgs {
 
     /// Paths to splice over. auto: copy where a splice would slow a transfer down, because its sender is nearer than its
     /// receiver, or because segments to the receiver are lost. any: splice over all paths. RATIO: like auto, but copy where the
-    /// round-trip time of the whole path is more than RATIO times that of the sender's part; auto stands for 2.125. With
-    /// --splice at-once, nothing is known about the path yet [default: auto].
+    /// round-trip time of the whole path is more than RATIO times that of the sender's part; auto stands for 2.125. It
+    /// has no effect with --splice at-once, because the path has not been measured then [default: auto].
     #[arg(long, value_name = "auto|any|RATIO", value_parser = parse_path)]
     pub path: Option<PathRule>,
 
@@ -244,7 +244,7 @@ pub enum TpotCommand {
     /// the farm's device, and it is routed on. All other packets are routed as ever, and connections of the members do not depend
     /// on this program. When it ends, however it does, everything is routed. SIGTERM and SIGINT stop it.
     Router(TpotRouterArgs),
-    /// Show the members of this router's farm, their shares and SYNs, and what was done with SYNs.
+    /// List the members of this router's farm with weight and number of SYNs, and the router's counters.
     Farm(TpotFarmArgs),
 }
 

@@ -21,7 +21,7 @@ use std::{
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+enum CheckResult {
     /// Requirement met.
     Ok,
     /// Without it, splicing is impossible or will never happen.
@@ -36,7 +36,7 @@ enum State {
 #[derive(Clone, Debug, Serialize)]
 struct Check {
     name: &'static str,
-    state: State,
+    state: CheckResult,
     /// The state found.
     found: String,
     /// How to correct it.
@@ -45,20 +45,20 @@ struct Check {
 }
 
 impl Check {
-    fn new(name: &'static str, state: State, found: impl Into<String>) -> Check {
+    fn new(name: &'static str, state: CheckResult, found: impl Into<String>) -> Check {
         Check { name, state, found: found.into(), cure: None }
     }
 
     fn ok(name: &'static str, found: impl Into<String>) -> Check {
-        Check::new(name, State::Ok, found)
+        Check::new(name, CheckResult::Ok, found)
     }
 
     fn missing(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Check {
-        Check { cure: Some(cure.into()), ..Check::new(name, State::Missing, found) }
+        Check { cure: Some(cure.into()), ..Check::new(name, CheckResult::Missing, found) }
     }
 
     fn warning(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Check {
-        Check { cure: Some(cure.into()), ..Check::new(name, State::Warning, found) }
+        Check { cure: Some(cure.into()), ..Check::new(name, CheckResult::Warning, found) }
     }
 }
 
@@ -75,12 +75,12 @@ pub fn doctor(args: &DoctorArgs) -> Outcome {
     // If one of these is missing, the test would fail for a reason already reported.
     let pointless = checks
         .iter()
-        .any(|c| c.state == State::Missing && ["kernel", "capabilities", "bpffs", "data path"].contains(&c.name));
+        .any(|c| c.state == CheckResult::Missing && ["kernel", "capabilities", "bpffs", "data path"].contains(&c.name));
     checks.push(if pointless { attach::not_tried() } else { attach::attach() });
     checks.extend(configured);
     checks.push(Check::ok("copying", "always possible: connections that cannot be spliced are copied"));
     checks.extend(args.tunnel.iter().flat_map(|(proxy, server)| tunnels(*proxy, *server)));
-    let splicing = checks.iter().all(|c| c.state != State::Missing);
+    let splicing = checks.iter().all(|c| c.state != CheckResult::Missing);
     let report = Report { splicing, checks };
     let mut out = io::stdout().lock();
     if args.json {
@@ -112,7 +112,7 @@ fn tunnels(proxy: IpAddr, server: SocketAddr) -> Vec<Check> {
     let no_answer = |what: &str| format!("no answer from {proxy} to {what}");
     let unsent = |what: &str| {
         let found = format!("a rule of this host keeps {what} from being tested; connections bypass it");
-        Check::new(NAME, State::Note, found)
+        Check::new(NAME, CheckResult::Note, found)
     };
     let late = format!("{}: a connection that it intercepts opens late", no_answer(protocol));
     use TpotPassage::{Lost, Passes, Unsent};
@@ -120,7 +120,7 @@ fn tunnels(proxy: IpAddr, server: SocketAddr) -> Vec<Check> {
         (Passes, Passes) => checks.extend([passes(protocol), passes(&udp)]),
         (Passes, Lost) => {
             let note = format!("{}: do not set `udp`", no_answer(&udp));
-            checks.extend([passes(protocol), Check::new(NAME, State::Note, note)]);
+            checks.extend([passes(protocol), Check::new(NAME, CheckResult::Note, note)]);
         }
         (Lost, Passes) => {
             let cure =
@@ -135,8 +135,8 @@ fn tunnels(proxy: IpAddr, server: SocketAddr) -> Vec<Check> {
         (Unsent, Passes) => checks.extend([unsent(protocol), passes(&udp)]),
         (Passes, Unsent) => checks.extend([passes(protocol), unsent(&udp)]),
         (Unsent, Unsent) => checks.extend([unsent(protocol), unsent(&udp)]),
-        (Unsent, Lost) => checks.extend([unsent(protocol), Check::new(NAME, State::Note, no_answer(&udp))]),
-        (Lost, Unsent) => checks.extend([Check::new(NAME, State::Note, no_answer(protocol)), unsent(&udp)]),
+        (Unsent, Lost) => checks.extend([unsent(protocol), Check::new(NAME, CheckResult::Note, no_answer(&udp))]),
+        (Lost, Unsent) => checks.extend([Check::new(NAME, CheckResult::Note, no_answer(protocol)), unsent(&udp)]),
     }
     checks
 }
@@ -170,10 +170,10 @@ fn text(report: &Report) -> String {
     let mut text = String::new();
     for c in &report.checks {
         let state = match c.state {
-            State::Ok => "ok",
-            State::Missing => "MISSING",
-            State::Warning => "warning",
-            State::Note => "note",
+            CheckResult::Ok => "ok",
+            CheckResult::Missing => "MISSING",
+            CheckResult::Warning => "warning",
+            CheckResult::Note => "note",
         };
         text += &format!("{state:<8} {:<15} {}\n", c.name, c.found);
         if let Some(cure) = &c.cure {

@@ -46,7 +46,9 @@ pub async fn router(args: &TpotRouterArgs) -> Outcome {
     for (i, ip) in member.iter().enumerate() {
         tokio::spawn(watch(i, SocketAddr::new(*ip, args.check), args.clone(), report.clone()));
     }
-    let mut changes = DeviceChanges::new().inspect_err(|error| tracing::warn!(%error, "devices are not watched")).ok();
+    let mut changes = DeviceChanges::new()
+        .inspect_err(|error| tracing::warn!(%error, "cannot watch devices: changes are noticed late"))
+        .ok();
     let (mut look, mut weights) = (interval(FOLLOW_EVERY), vec![0; member.len()]);
     tracing::info!("routing to the farm");
     loop {
@@ -69,7 +71,7 @@ pub async fn router(args: &TpotRouterArgs) -> Outcome {
             }
             change = changed => {
                 if let Err(error) = change {
-                    tracing::warn!(%error, "devices are not watched any more");
+                    tracing::warn!(%error, "cannot watch devices any more: changes are noticed late");
                     changes = None;
                 }
                 follow(&router);
@@ -88,7 +90,7 @@ pub async fn router(args: &TpotRouterArgs) -> Outcome {
 
 fn follow(router: &TpotRouter) {
     if let Err(error) = router.follow() {
-        tracing::warn!(%error, "changes of devices are not followed");
+        tracing::warn!(%error, "cannot follow changes of devices: new ones are not routed to the farm");
     }
 }
 

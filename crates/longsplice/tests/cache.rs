@@ -213,13 +213,13 @@ fn run(family: Family) {
 
 #[test]
 #[ignore = "root"]
-fn s19_what_is_spliced_is_stored_and_served() {
+fn what_is_spliced_is_stored_and_served() {
     run(Family::V4);
 }
 
 #[test]
 #[ignore = "root"]
-fn s19_the_same_over_ipv6() {
+fn what_is_spliced_is_stored_and_served_over_ipv6() {
     run(Family::V6);
 }
 
@@ -227,7 +227,7 @@ fn s19_the_same_over_ipv6() {
 /// once, while they are stored, evicted and served: no byte is ever wrong.
 #[test]
 #[ignore = "root"]
-fn s19_many_at_once() {
+fn many_spliced_replies_are_stored_at_once() {
     let mut scene = Scene::new(Family::V4);
     let paths = ["/exact/a", "/chunked/b", "/close/c", "/exact/stale"];
     let proxy = format!("http://{}", FORWARDER_TO_CLIENT.port(scene.family, PROXY));

@@ -150,7 +150,7 @@ fn nobody_is_warned_of_what_others_have_left() {
 #[test]
 #[ignore = "root"]
 fn holding_needs_raw_sockets() {
-    let cure = "flows that are to be held are copied: that needs root or CAP_NET_RAW";
+    let cure = "cannot hold segments, which needs root or CAP_NET_RAW: flows with the hold policy are copied";
     let (flow, said) = relayed(",+bpf,+net_admin,+perfmon", true);
     assert_eq!([&flow["state"], &flow["refusal"]], ["copying", "unprivileged"], "{flow}\n{said}");
     assert!(said.contains(cure), "{said}");

@@ -30,7 +30,7 @@ fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
 /// Everything sent by client and server, copied or forwarded, is completely in the files.
 #[test]
 #[ignore = "root"]
-fn s19_files_equal_what_has_passed() {
+fn files_equal_what_has_passed() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _pins = Pins::of(&lab.forwarder);
     for family in Family::BOTH {
@@ -82,7 +82,7 @@ fn s19_files_equal_what_has_passed() {
 /// on, or the end of a process that leaves its flows, it takes the short way.
 #[test]
 #[ignore = "root"]
-fn s19_taps_end_with_their_process() {
+fn taps_end_with_their_process() {
     for leave in [true, false] {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let _pins = Pins::of(&lab.forwarder);
@@ -124,7 +124,7 @@ fn s19_taps_end_with_their_process() {
 
 /// Taps also work without the kernel path.
 #[test]
-fn s19_copied_connections_are_tapped() {
+fn copied_connections_are_tapped() {
     let dir = tempfile::tempdir().unwrap();
     let proxy = Running::copying(&loopback_echo(), &["--tap", dir.path().to_str().unwrap()]);
     let mut connection = running::connect(proxy.address());
@@ -165,7 +165,7 @@ impl Drop for SmallDisk {
 /// The data in the file and the marked gaps add up to the traffic; otherwise the file does not get its final name.
 #[test]
 #[ignore = "root"]
-fn s19_nothing_looks_whole_on_a_full_disk() {
+fn nothing_looks_whole_on_a_full_disk() {
     const DISK: usize = 2 << 20;
     let disk = SmallDisk::new(DISK);
     let taps = disk.0.path().join("taps");
@@ -242,7 +242,7 @@ fn fill(file: &Path) {
 
 /// Heads and the first bytes of bodies are written by one call, and must be in the files, too.
 #[test]
-fn s19_messages_are_tapped_with_their_heads() {
+fn messages_are_tapped_with_their_heads() {
     let dir = tempfile::tempdir().unwrap();
     let (config, taps) = (dir.path().join("l.toml"), dir.path().join("taps"));
     let rule = "rules = [{ action = \"allow\", target = \"127.0.0.0/8\" }]\ntap = \"taps\"";
@@ -276,7 +276,7 @@ fn s19_messages_are_tapped_with_their_heads() {
 }
 
 #[test]
-fn s19_a_cache_that_cannot_be_kept_is_named() {
+fn a_cache_that_cannot_be_kept_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("l.toml");
     let cache = "cache.dir = \"/proc/no\"";
@@ -287,7 +287,7 @@ fn s19_a_cache_that_cannot_be_kept_is_named() {
 }
 
 #[test]
-fn s19_a_directory_that_cannot_be_written_is_named() {
+fn a_directory_that_cannot_be_written_is_named() {
     let out = running::longsplice(&["run", "--copy-only", "--plug", "127.0.0.1:0=127.0.0.1:9", "--tap", "/proc/no"]);
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success() && said.contains("cannot write taps into /proc/no"), "{said}");

@@ -173,7 +173,7 @@ fn the_firewalls_forward_policy() {
 /// whichever host it names.
 #[test]
 #[ignore = "root"]
-fn r39_http_and_tls_inside() {
+fn http_and_tls_inside() {
     let rules = "rules = [{ action = \"deny\", target = \"bad.test\" }";
     let of_http = format!("inside = \"http\"\n{rules}, {{ action = \"deny\", path = \"/secret/*\" }}]\n");
     let of_tls = format!("inside = \"tls\"\n{rules}]\n");
@@ -250,7 +250,7 @@ fn r39_http_and_tls_inside() {
 /// client can name any host, whichever server it connects to.
 #[test]
 #[ignore = "root"]
-fn r13_replies_from_a_cache() {
+fn replies_from_a_cache() {
     let cache = tempfile::tempdir().unwrap();
     let cached = format!("inside = \"http\"\ncache = {{ dir = \"{}\" }}\n{AT_ONCE}", cache.path().display());
     let here = Translucent::with(&listeners(PORT, &cached));
@@ -287,7 +287,7 @@ fn r13_replies_from_a_cache() {
 /// The server sees the proxy's address, and is told the client's if it wants to know.
 #[test]
 #[ignore = "root"]
-fn r12_servers_are_told_the_client() {
+fn servers_are_told_the_client() {
     let here = Translucent::with(&listeners(PORT, "proxy_protocol = { send = \"v2\" }"));
     let (_proxy, _host) = (here.proxy(), here.host());
     for family in Family::BOTH {
@@ -320,7 +320,7 @@ fn r12_servers_are_told_the_client() {
 /// Clients that do not read hold their servers back, long before the proxy has much in its buffers.
 #[test]
 #[ignore = "root"]
-fn r58_buffers_are_bounded_and_shown() {
+fn buffers_are_bounded_and_shown() {
     const QUEUE: usize = 128 << 10;
     const CLIENTS: usize = 32; // the kernel counts memory to one megabyte for each processor
     let here = Translucent::with(&listeners(PORT, "policy = { splice = \"never\" }"));
@@ -406,7 +406,7 @@ fn connections_outlive_the_processes() {
 /// Nobody is asked to stop: connections go on, new ones still ask, and the next process takes all of them over.
 #[test]
 #[ignore = "root"]
-fn r31_r32_the_program_of_the_host_is_killed() {
+fn the_program_of_the_host_is_killed() {
     let here = Translucent::new();
     let (proxy, mut host) = (here.proxy(), here.host());
     let mut all = Vec::new();
@@ -542,7 +542,7 @@ fn files_of_keys_with_mistakes() {
 /// Rules and limits decide before the server hears of a client, and a server that refuses is logged.
 #[test]
 #[ignore = "root"]
-fn r16_r39_rules_limits_and_log_of_early_connections() {
+fn rules_limits_and_log_of_early_connections() {
     for handshake in ["pipelined", "confirm"] {
         let early = format!("handshake = \"{handshake}\"\n");
         let limited = listeners(PORT, &format!("{early}limits = {{ connections_per_client = 1 }}\n"));

@@ -61,7 +61,7 @@ fn complete(mut client: TcpStream, server: &TcpListener) {
 
 #[test]
 #[ignore = "root"]
-fn r10_r19_the_server_is_asked_after_the_first_request() {
+fn the_server_is_asked_after_the_first_request() {
     let here = Translucent::with(&both(""));
     let (proxy, _host) = (here.proxy(), here.host());
     for family in Family::BOTH {
@@ -76,7 +76,7 @@ fn r10_r19_the_server_is_asked_after_the_first_request() {
 /// The client learns that it is refused, the operator why, and the server nothing.
 #[test]
 #[ignore = "root"]
-fn r39_what_cannot_be_read_is_refused() {
+fn what_cannot_be_read_is_refused() {
     let here = Translucent::with(&both("limits = { handshake = 1 }"));
     let (proxy, _host) = (here.proxy(), here.host());
     let alert = |description| vec![21, 3, 3, 0, 2, 2, description];

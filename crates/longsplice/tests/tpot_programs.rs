@@ -138,7 +138,7 @@ Promise.all([1, 2, 3, 4, 5, 6, 7, 8].map(get)).then(all => document.querySelecto
 /// Requests are read on several connections, and most bodies are spliced, one after the other.
 #[test]
 #[ignore = "root"]
-fn r39_a_browser() {
+fn a_browser_is_served_through_the_tunnel() {
     let here = Translucent::with(&listeners(PORT, &format!("inside = \"http\"\n{AT_ONCE}")));
     let (proxy, _host) = (here.proxy(), here.host());
     let site = tempfile::tempdir().unwrap();

@@ -134,7 +134,7 @@ impl Farm {
 /// Checks decide who gets connections. Those that are open have nothing to do with it, or with the router's program.
 #[test]
 #[ignore = "root"]
-fn r54_members_that_are_down_are_left_out() {
+fn members_that_are_down_are_left_out() {
     let farm = Farm::new();
     let (router, host) = (farm.router(&[]), host(&farm.lab, &TRUSTED));
     let mut open = Vec::new();
@@ -189,7 +189,7 @@ fn r54_members_that_are_down_are_left_out() {
 
 #[test]
 #[ignore = "root"]
-fn r54_members_report_their_load() {
+fn members_report_their_load() {
     let farm = Farm::new();
     let mut router = farm.router(&["--load"]);
     let (_first, second) = (farm.agent(0, "up 75%\n"), farm.agent(1, "25%\n"));
@@ -209,7 +209,7 @@ fn r54_members_report_their_load() {
 /// A proxy at its limit leaves SYNs alone: they are routed on, to the router of a farm or to the server.
 #[test]
 #[ignore = "root"]
-fn r55_a_proxy_at_its_limit_leaves_syns_alone() {
+fn a_proxy_at_its_limit_leaves_syns_alone() {
     for limit in ["[listener.limits]\nconnections = 1", ""] {
         let total = if limit.is_empty() { "connections = 1\n" } else { "" };
         let here = Translucent::at(forwarding(Shape::TwoDevices), &(total.to_owned() + &listeners(PORT, limit)));
@@ -255,7 +255,7 @@ fn r55_a_proxy_at_its_limit_leaves_syns_alone() {
 /// One address has no more connections to a server than ports, and each further address has as many.
 #[test]
 #[ignore = "root"]
-fn r57_more_addresses_for_more_connections() {
+fn more_addresses_for_more_connections() {
     const PORTS: usize = 4;
     for family in Family::BOTH {
         let own = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND].map(|a| a.ip(family));
@@ -308,7 +308,7 @@ fn a_service_of_systemd() {
 
 /// Mistakes on the command line, and what is missing.
 #[test]
-fn r53_mistakes_of_the_operator() {
+fn mistakes_of_the_operator() {
     let right = ["tpot", "router", "--farm", "farm9", "--member", "10.0.0.2", "--port", "80", "--check", "22"];
     for (n, said) in [(2, "--farm"), (4, "--member"), (6, "--port"), (8, "--check")] {
         let mut arguments = right.to_vec();

@@ -37,7 +37,7 @@ policy = { splice = "at-once" }
 
 #[test]
 #[ignore = "root"]
-fn s9_neither_end_sees_it() {
+fn neither_end_sees_it() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _pins = Pins::of(&lab.forwarder);
     let dir = tempfile::tempdir().unwrap();
@@ -87,7 +87,7 @@ fn s9_neither_end_sees_it() {
 
 /// Without the kernel path there is no alternative.
 #[test]
-fn s9_without_the_packet_path_it_does_not_start() {
+fn without_the_packet_path_it_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("longsplice.toml");
     fs::write(&file, CONFIG).unwrap();
@@ -109,7 +109,7 @@ fn s9_without_the_packet_path_it_does_not_start() {
 /// those of earlier versions, which gave them no number.
 #[test]
 #[ignore = "root"]
-fn s9_no_rule_of_routing_is_left() {
+fn no_rule_of_routing_is_left() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _pins = Pins::of(&lab.forwarder);
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ fn s9_no_rule_of_routing_is_left() {
 /// addresses that are not its own, it does not answer later segments of the hosts.
 #[test]
 #[ignore = "root"]
-fn s9_hosts_hear_that_the_process_is_gone() {
+fn hosts_hear_that_the_process_is_gone() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let _pins = Pins::of(&lab.forwarder);
@@ -175,7 +175,7 @@ fn s9_hosts_hear_that_the_process_is_gone() {
 /// has answered: the client retries, and succeeds with the next process.
 #[test]
 #[ignore = "root"]
-fn s9_a_handshake_outlives_the_process() {
+fn a_handshake_outlives_the_process() {
     for (family, way) in
         Family::BOTH.into_iter().flat_map(|f| [(f, LinkDirection::ToServer), (f, LinkDirection::ToClient)])
     {
@@ -203,7 +203,7 @@ fn s9_a_handshake_outlives_the_process() {
 /// Clients that connect while one process replaces another may be reset, or have to retry. None of them waits in vain.
 #[test]
 #[ignore = "root"]
-fn s9_handshakes_pass_while_processes_come_and_go() {
+fn handshakes_pass_while_processes_come_and_go() {
     /// A SYN is initially retransmitted every second.
     const LIMIT: Duration = Duration::from_secs(15);
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
@@ -252,7 +252,7 @@ fn s9_handshakes_pass_while_processes_come_and_go() {
 
 #[test]
 #[ignore = "root"]
-fn s9_where_ipv6_is_disabled() {
+fn transparent_listeners_where_ipv6_is_disabled() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _pins = Pins::of(&lab.forwarder);
     lab.forwarder.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();

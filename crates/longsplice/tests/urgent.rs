@@ -52,7 +52,7 @@ fn flow(program: &Running) -> Option<Value> {
 
 #[test]
 #[ignore = "root"]
-fn s22_across_switches_by_command() {
+fn urgent_data_crosses_switches_by_command() {
     const SWITCHES: u64 = 4;
     for family in Family::BOTH {
         for marks in [[Marks::Inline, Marks::Apart], [Marks::Apart, Marks::Inline]] {
@@ -77,7 +77,7 @@ fn s22_across_switches_by_command() {
 
 #[test]
 #[ignore = "root"]
-fn s22_across_a_switch_by_policy() {
+fn urgent_data_crosses_a_switch_by_policy() {
     for family in Family::BOTH {
         for splice in ["at-once", "8000"] {
             let record = converse_through(family, [Marks::Apart, Marks::Inline], splice, |_| {});

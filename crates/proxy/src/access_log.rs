@@ -375,7 +375,7 @@ enum Message {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LogState {
     reopen: AtomicBool,
     dropped: AtomicU64,
     /// Lines that are accepted and neither written nor dropped.
@@ -389,13 +389,13 @@ pub struct AccessLog {
     format: LogFormat,
     /// Queue to the writer, if there is a log.
     queue: Option<SyncSender<Message>>,
-    shared: Arc<Shared>,
+    shared: Arc<LogState>,
 }
 
 impl AccessLog {
     /// Opens the file and starts the writer. Fails if the file cannot be opened or the thread not started.
     pub fn open(config: &LogConfig) -> io::Result<AccessLog> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LogState::default());
         let mut log = AccessLog { format: config.format, queue: None, shared: shared.clone() };
         if let Some(out) = Out::open(&config.to)? {
             let (queue, lines) = sync_channel(QUEUE);
@@ -458,7 +458,7 @@ impl Drop for AccessLog {
     }
 }
 
-fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
+fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &LogState) {
     let (mut failing, mut missing) = (false, 0);
     while let Ok(first) = lines.recv() {
         if matches!(first, Message::Line(_)) {

@@ -130,14 +130,14 @@ type Counts = [AtomicU64; Count::Busy as usize + 1];
 #[derive(Debug)]
 pub(crate) struct Cache {
     taps: Taps,
-    shared: Arc<Shared>,
+    shared: Arc<CacheInner>,
 }
 
 /// State shared by the cache handles and the writer.
 #[derive(Debug)]
-struct Shared {
+struct CacheInner {
     config: CacheConfig,
-    state: Mutex<State>,
+    state: Mutex<Contents>,
     counts: Counts,
     /// Held for writing while the head of a file is rewritten, so that no reader sees half of it.
     heads: RwLock<()>,
@@ -146,7 +146,7 @@ struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Contents {
     index: Index,
     /// Replies that are being stored, and the number of their bytes already written.
     fills: HashMap<u64, Filling>,
@@ -174,7 +174,7 @@ struct Filling {
 #[derive(Debug)]
 pub(crate) struct Fill {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<CacheInner>,
 }
 
 /// A stored reply for a question.
@@ -204,7 +204,7 @@ impl Cache {
             nix::errno::Errno::EWOULDBLOCK => io::Error::other("another program has its cache there"),
             e => e.into(),
         })?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CacheInner {
             config: config.clone(),
             state: Mutex::default(),
             counts: Default::default(),
@@ -302,8 +302,8 @@ impl Cache {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl CacheInner {
+    fn state(&self) -> MutexGuard<'_, Contents> {
         self.state.lock().expect("nothing panics under this lock")
     }
 
@@ -327,9 +327,9 @@ impl Shared {
         }
     }
 
-    fn remove(&self, state: &mut State, key: Key, file: u64, why: Count) {
+    fn remove(&self, state: &mut Contents, key: Key, file: u64, why: Count) {
         if state.index.remove(key, file) {
-            Shared::unlink(&self.entry(file));
+            CacheInner::unlink(&self.entry(file));
             self.count(why);
         }
     }
@@ -352,12 +352,12 @@ impl Shared {
             let number = number.and_then(|s| u64::from_str_radix(s, 16).ok()).filter(|n| *n < u64::MAX / 2);
             let Some(number) = number else { continue };
             match path.extension().and_then(|e| e.to_str()) {
-                Some("tmp") => Shared::unlink(&path),
+                Some("tmp") => CacheInner::unlink(&path),
                 Some("entry") => match Stored::open(&path) {
                     Ok(stored) => found.push((number, stored.size, key(&stored.meta.url), variant(&stored.meta))),
                     Err(error) => {
                         tracing::warn!("{} is damaged, and removed: {error}", path.display());
-                        Shared::unlink(&path);
+                        CacheInner::unlink(&path);
                         self.count(Count::Damaged);
                     }
                 },
@@ -369,17 +369,17 @@ impl Shared {
         for (number, size, key, variant) in found {
             state.next = number;
             let gone = state.index.add(key, number, size, variant);
-            gone.iter().for_each(|file| Shared::unlink(&self.entry(*file)));
+            gone.iter().for_each(|file| CacheInner::unlink(&self.entry(*file)));
         }
         self.make_room(&mut state);
         Ok(())
     }
 
     /// Evicts replies until the total size is within the limit. False: nothing is left to evict.
-    fn make_room(&self, state: &mut State) -> bool {
+    fn make_room(&self, state: &mut Contents) -> bool {
         while state.index.bytes() + state.writing > self.config.size {
             let Some(file) = state.index.evict() else { return false };
-            Shared::unlink(&self.entry(file));
+            CacheInner::unlink(&self.entry(file));
             self.count(Count::Evicted);
         }
         true
@@ -454,7 +454,7 @@ pub(crate) fn fingerprint(filter: &Filter) -> Arc<str> {
 
 /// A request that goes to a server, and what the cache needs to handle its reply.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(crate) struct Fetch {
     pub cache: Arc<Cache>,
     /// `None`: the reply is not stored.
     pub question: Option<Question>,
@@ -479,7 +479,7 @@ pub(crate) enum Heard {
     Good(Option<Box<Meta>>),
 }
 
-impl Asking {
+impl Fetch {
     /// Adds conditions to the request head, which ask the server whether the stored reply is still valid (RFC 9111, 4.3.1).
     pub fn ask(&self, head: &mut Vec<u8>) {
         let Some(stale) = self.stale.as_ref().filter(|_| !self.has_condition()) else { return };

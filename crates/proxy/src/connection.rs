@@ -7,7 +7,7 @@ use crate::{
     access::Subject,
     access_log::Record,
     config::{ListenerConfig, Protocol},
-    context::{Front, Live, Shared},
+    context::{Front, Live, ServerContext},
     counters::Counters,
     fault::{Fault, Step},
     handshake_buffer::HandshakeBuffer,
@@ -90,7 +90,7 @@ fn reset(live: &Live, client: Leg) {
 
 /// Learns the target, and connects to it.
 async fn handshake(
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     (client, buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
@@ -124,7 +124,7 @@ pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, serve
 }
 
 async fn socks_handshake(
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     users: &Users,
     (client, buffer): (&mut Leg, HandshakeBuffer),

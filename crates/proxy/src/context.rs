@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::watch;
 
 /// State shared by all connections.
-pub(crate) struct Shared {
+pub(crate) struct ServerContext {
     pub(crate) splicer: Splicer,
     pub(crate) resolver: Resolver,
     /// Listening sockets.
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-impl Shared {
+impl ServerContext {
     /// Returns the part that the tasks of pools need.
     pub(crate) fn upkeep(&self) -> Upkeep {
         Upkeep {
@@ -72,7 +72,7 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    pub(crate) fn new(listener: ListenerConfig, shared: &Shared) -> Front {
+    pub(crate) fn new(listener: ListenerConfig, shared: &ServerContext) -> Front {
         let counted =
             Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
         let policy = Arc::new(listener.policy.clone());
@@ -91,7 +91,7 @@ impl Front {
     }
 
     /// Counts a connection to a server for a client that is not accepted yet, if it could be.
-    pub(crate) fn begin_early(&self, shared: &Shared, client: IpAddr) -> Option<Slot> {
+    pub(crate) fn begin_early(&self, shared: &ServerContext, client: IpAddr) -> Option<Slot> {
         let room = [&shared.all, &self.counted].into_iter().all(|of| of.has_room_beside(&shared.early, client));
         shared.early.enter(Some(client)).ok().filter(|_| room)
     }
@@ -99,14 +99,19 @@ impl Front {
 
 /// Counts a connection as live as long as it exists, even if its task is cancelled or it has none.
 pub(crate) struct Live {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ServerContext>,
     slots: [Slot; 2],
     /// The relay has it, as long as the flow is not spliced.
     pub(crate) seat: Option<Seat>,
 }
 
 impl Live {
-    pub(crate) fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr, awake: usize) -> Result<Live, Full> {
+    pub(crate) fn enter(
+        shared: &Arc<ServerContext>,
+        front: &Front,
+        peer: SocketAddr,
+        awake: usize,
+    ) -> Result<Live, Full> {
         // Behind a proxy in front of us, the client is not known yet.
         let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
         let slots = [shared.all.enter(client)?, front.counted.enter(client)?];

@@ -4,7 +4,7 @@
 use crate::{
     access::{Denied, Rules, Subject},
     config::ListenerConfig,
-    context::Shared,
+    context::ServerContext,
     fault::{Fault, Step},
     target::Target,
 };
@@ -25,7 +25,7 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// Connects to `target` on behalf of `client`, if `rules` allow the request and it does not lead back to the listener. `at`: the
 /// address, where it is not the resolver that knows it.
 pub(crate) async fn dial(
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     rules: &Rules,
     client: &Leg,

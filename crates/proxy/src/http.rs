@@ -21,7 +21,7 @@ mod stored;
 use crate::{
     access_log::Record,
     config::Http,
-    context::{Front, Live, Shared},
+    context::{Front, Live, ServerContext},
     counters::Counters,
     fault::{Fault, Step},
     habit::Habit,
@@ -130,7 +130,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
 }
 
 impl Row<'_> {
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &ServerContext {
         &self.live.shared
     }
 

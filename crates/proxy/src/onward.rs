@@ -4,7 +4,7 @@ use crate::{
     access::{Rules, Subject},
     access_log::Record,
     config::ListenerConfig,
-    context::{Front, Live, Shared},
+    context::{Front, Live, ServerContext},
     counters::Counters,
     dial::dial,
     fault::Fault,
@@ -40,7 +40,7 @@ pub(crate) struct Relayed {
 
 /// Connects to the target, if the rules of the listener allow it.
 pub(crate) async fn connect(
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     client: &Leg,
     subject: &Subject<'_>,
@@ -52,7 +52,7 @@ pub(crate) async fn connect(
 /// Connects under other rules than those of the listener.
 pub(crate) async fn connect_under(
     rules: &Rules,
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     client: &Leg,
     subject: &Subject<'_>,

@@ -4,7 +4,7 @@ use crate::{
     access::Subject,
     complaints::Complaints,
     config::ListenerConfig,
-    context::Shared,
+    context::ServerContext,
     fault::{Fault, Step},
 };
 use longsplice_engine::{EndToEndListener, Listener};
@@ -12,7 +12,11 @@ use std::{io, net::SocketAddr};
 
 /// Lets the clients of a plug shake hands with its target, if it is configured and possible. Returns the connections. A client
 /// that the rules deny, or whose address family the target does not have, is left to `listening`.
-pub(crate) fn end_to_end(shared: &Shared, listener: &ListenerConfig, listening: &Listener) -> Option<EndToEndListener> {
+pub(crate) fn end_to_end(
+    shared: &ServerContext,
+    listener: &ListenerConfig,
+    listening: &Listener,
+) -> Option<EndToEndListener> {
     let target = listener.end_to_end()?.clone();
     // There is no line in the access log: the client has not proved its address yet.
     let (counters, complaints, of) = (shared.counters.clone(), Complaints::default(), target.clone());
@@ -33,7 +37,10 @@ pub(crate) fn end_to_end(shared: &Shared, listener: &ListenerConfig, listening: 
     match shared.splicer.end_to_end(listening, choose, lost) {
         Ok(pairs) => Some(pairs),
         Err(error) => {
-            tracing::warn!("the proxy answers the clients of {} itself, not the target: {error}", listener.listen);
+            tracing::warn!(
+                "cannot shake hands end to end for {}: the proxy answers its clients itself: {error}",
+                listener.listen
+            );
             None
         }
     }

@@ -20,7 +20,7 @@ use crate::{
     target::Target,
 };
 use balance::{Candidate, Turns, hash, hash_of, owner};
-use health::{Change, Health, State};
+use health::{Change, Health, ServerHealth};
 use longsplice_engine::{Leg, LegOfProxy, Splicer};
 use longsplice_http::Request;
 use std::{
@@ -134,8 +134,9 @@ impl Pool {
     pub fn pick(&self, key: u64, tried: &[usize]) -> Option<Lease> {
         let now = Instant::now();
         let left = self.members.iter().filter(|m| !tried.contains(&m.index));
-        let states: Vec<(State, Candidate)> = left.map(|m| (lock(&m.health).state(now), m.candidate())).collect();
-        let best = states.iter().map(|(state, _)| *state).min().filter(|s| *s != State::Down)?;
+        let states: Vec<(ServerHealth, Candidate)> =
+            left.map(|m| (lock(&m.health).state(now), m.candidate())).collect();
+        let best = states.iter().map(|(state, _)| *state).min().filter(|s| *s != ServerHealth::Down)?;
         let candidates: Vec<Candidate> = states.into_iter().filter(|(s, _)| *s == best).map(|(_, c)| c).collect();
         let index = match self.config.balance {
             Balance::RoundRobin => lock(&self.turns).next(&candidates),

@@ -7,7 +7,7 @@ use crate::{
     complaints::Complaints,
     config::{Config, Http, ListenerConfig, Protocol, pool::PoolConfig},
     connection,
-    context::{Front, Live, Shared},
+    context::{Front, Live, ServerContext},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
     own::{Listening, is_own},
@@ -47,7 +47,7 @@ fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
 
 /// A running server. Connections that are being relayed outlive it.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerContext>,
     addrs: Vec<SocketAddr>,
     /// Protocols of the listeners and the counts of their flows, in the order of `addrs`.
     tallies: Vec<(&'static str, Arc<Tally>)>,
@@ -128,7 +128,7 @@ impl Prepared {
             bound.push((source, listener));
         }
         let stop = watch::Sender::new(false);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerContext {
             splicer,
             resolver: Resolver::default(),
             listening: listening(&bound),
@@ -154,7 +154,7 @@ impl Prepared {
 }
 
 /// Writes a log line for each flow of an earlier process that has ended.
-fn log_recovered(shared: &Arc<Shared>) {
+fn log_recovered(shared: &Arc<ServerContext>) {
     let of_earlier = Arc::downgrade(shared);
     shared.splicer.on_recovered_end(move |ended| {
         if let Some(shared) = of_earlier.upgrade() {
@@ -194,7 +194,7 @@ impl Server {
         self.addrs.push(addr);
         let pairs = match &source {
             Source::Own(socket) => plug::end_to_end(&shared, &listener, socket),
-            Source::Foreign(_) => None,
+            Source::EndToEnd(_) => None,
         };
         let front = Arc::new(Front::new(listener, &shared));
         let runtime = shared.loads.runtime(number);
@@ -207,11 +207,11 @@ impl Server {
             let _entered = runtime.enter(); // it accepts there
             tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
         }
-        for source in pairs.map(Source::Foreign).into_iter().chain([source]) {
+        for source in pairs.map(Source::EndToEnd).into_iter().chain([source]) {
             let (shared, front, stop) = (shared.clone(), front.clone(), self.stop.subscribe());
             self.tasks.push(match source {
                 Source::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
-                Source::Foreign(socket) => {
+                Source::EndToEnd(socket) => {
                     hold_first_data(&front.listener, &socket);
                     runtime.spawn(accept_pairs(shared, front, (socket, number), stop))
                 }
@@ -273,17 +273,17 @@ impl Server {
     pub fn counters(&self) -> CounterValues {
         let taps = self.shared.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
-        let foreign = self.shared.splicer.foreign_counts();
+        let transparent = self.shared.splicer.transparent_counts();
         let paths = self.shared.splicer.path_changes();
         let conntrack = self.shared.splicer.conntrack_counts();
         let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),
             tcp_memory: tcp_memory().unwrap_or(0),
-            denied: values.denied + foreign.denied,
-            given_up: foreign.given_up,
-            handshakes_left: foreign.left,
-            untracked: foreign.untracked,
+            denied: values.denied + transparent.denied,
+            given_up: transparent.given_up,
+            handshakes_left: transparent.left,
+            untracked: transparent.untracked,
             swept: self.shared.splicer.swept(),
             path_hops: paths.hops,
             path_flows: paths.flows,
@@ -368,7 +368,7 @@ fn listening(bound: &[(Source, ListenerConfig)]) -> Listening {
 /// Source of connections: clients that connect to the proxy, or hosts that shake hands with each other.
 enum Source {
     Own(Listener),
-    Foreign(EndToEndListener),
+    EndToEnd(EndToEndListener),
 }
 
 impl Source {
@@ -409,13 +409,13 @@ impl Source {
         let allow = move |client: SocketAddr, server: SocketAddr| {
             rules.check(&Subject::by(client.ip()), &server.into(), server).is_ok()
         };
-        Ok((Source::Foreign(splicer.listen_foreign(listener.listen, allow)?), listener.listen))
+        Ok((Source::EndToEnd(splicer.listen_transparent(listener.listen, allow)?), listener.listen))
     }
 }
 
 /// Accepts connections. `number`: index of the worker that runs this.
 async fn accept_all(
-    shared: Arc<Shared>,
+    shared: Arc<ServerContext>,
     front: Arc<Front>,
     (socket, number): (Listener, usize),
     mut stop: watch::Receiver<bool>,
@@ -452,13 +452,13 @@ fn hold_first_data(listener: &ListenerConfig, socket: &EndToEndListener) {
     if listener.holds_first_data()
         && let Err(error) = socket.hold_first_data()
     {
-        tracing::warn!("the first data of connections to {} is copied: {error}", listener.listen);
+        tracing::warn!("cannot hold the first data of connections to {}: it is copied: {error}", listener.listen);
     }
 }
 
 /// Accepts connections whose hosts have shaken hands with each other.
 async fn accept_pairs(
-    shared: Arc<Shared>,
+    shared: Arc<ServerContext>,
     front: Arc<Front>,
     (mut socket, number): (EndToEndListener, usize),
     mut stop: watch::Receiver<bool>,
@@ -489,7 +489,7 @@ async fn accept_pairs(
 
 /// Starts to serve a connection, unless a limit is reached. The first leg is that of the client.
 fn admit<const N: usize, F: Future<Output = ()> + Send>(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerContext>,
     front: &Front,
     (legs, awake): ([Leg; N], usize),
     complaints: &Complaints,
@@ -529,7 +529,7 @@ fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
             Ok(()) => serve(live, legs).await,
             Err(e) => {
                 Counters::add(&live.shared.counters.accept_errors);
-                tracing::warn!("{} is not served: {e}", legs[0].remote());
+                tracing::warn!("cannot serve {}: it is reset: {e}", legs[0].remote());
                 legs.into_iter().for_each(|leg| live.shared.splicer.discard(leg));
             }
         }

@@ -37,7 +37,7 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// State shared by the taps and the writer.
 #[derive(Debug, Default)]
-struct Shared {
+struct TapDirState {
     /// Names of connections of which nothing was written yet.
     names: Mutex<HashMap<u64, String>>,
     /// Number of streams that have not ended.
@@ -60,7 +60,7 @@ pub(crate) struct Counts {
 #[derive(Debug)]
 pub(crate) struct TapDir {
     taps: Taps,
-    shared: Arc<Shared>,
+    shared: Arc<TapDirState>,
     start: u128,
     next: AtomicU64,
 }
@@ -75,7 +75,7 @@ impl TapDir {
         new_file(&probe)?;
         std::fs::remove_file(probe)?;
         let (taps, reader) = Taps::new(WAITING);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TapDirState::default());
         let writer = Writer {
             dir: dir.into(),
             shared: shared.clone(),
@@ -227,7 +227,7 @@ impl Stream {
 
 struct Writer {
     dir: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<TapDirState>,
     connections: HashMap<u64, [Stream; 2]>,
     /// Open files in the order of their opening.
     open: VecDeque<(u64, TapDirection)>,
@@ -314,7 +314,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn writer(dir: &Path) -> Writer {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TapDirState::default());
         for id in 0..OPEN_FILES as u64 + 10 {
             shared.names.lock().unwrap().insert(id, format!("n{id}"));
         }

@@ -13,7 +13,7 @@ use crate::{
         ListenerConfig,
         tls::{Route, Tls},
     },
-    context::Shared,
+    context::ServerContext,
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
     onward::{Ready, connect_under},
@@ -51,7 +51,7 @@ impl Route {
 
 /// Reads the ClientHello and connects to its target; a refused client gets an alert.
 pub(crate) async fn handshake(
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     tls: &Tls,
     (client, buffer): (&mut Leg, HandshakeBuffer),
@@ -72,7 +72,7 @@ pub(crate) async fn handshake(
 }
 
 async fn lead(
-    shared: &Shared,
+    shared: &ServerContext,
     listener: &ListenerConfig,
     tls: &Tls,
     (client, mut buffer): (&mut Leg, HandshakeBuffer),

@@ -4,7 +4,7 @@ use crate::{
     access::{PortRange, Prefix, Subject},
     access_log::Record,
     config::{Asking, Config},
-    context::{Front, Shared},
+    context::{Front, ServerContext},
     fault::{Fault, Step},
     start_error::StartError,
 };
@@ -109,7 +109,7 @@ pub(crate) async fn leave(tpot: Weak<Tpot>, to: Destinations, full: [watch::Rece
         if leaves != left {
             let Some(tpot) = tpot.upgrade() else { return };
             if let Err(error) = tpot.leave(&to, leaves) {
-                tracing::warn!(%error, "connections beyond the limit are refused, and not routed on");
+                tracing::warn!(%error, "cannot change what is intercepted: connections beyond the limit are refused, and not routed on");
             }
             left = leaves;
             let what = if left { "left alone" } else { "intercepted again" };
@@ -137,7 +137,7 @@ fn is_barred(to: &Destinations, before: Option<String>) -> Option<String> {
 
 /// Connects to the servers of a listener's clients on their SYN, if that is configured. Only for clients that rules and limits
 /// allow now: the others are accepted first, and turned away as ever.
-pub(crate) fn pipeline(shared: &Arc<Shared>, front: &Arc<Front>, listener: &Listener) -> io::Result<()> {
+pub(crate) fn pipeline(shared: &Arc<ServerContext>, front: &Arc<Front>, listener: &Listener) -> io::Result<()> {
     let handshake = front.listener.handshake;
     if handshake == TpotHandshake::Basic {
         return Ok(());
@@ -172,7 +172,7 @@ pub async fn tend(tpot: Weak<Tpot>, splicer: Option<Splicer>) {
     let is_spliced = datapath.map(|d| |leg: &Tuple| d.path(leg).is_some());
     let is_spliced = is_spliced.as_ref().map(|f| f as &(dyn Fn(&Tuple) -> bool + Sync));
     let changes = DeviceChanges::new().inspect_err(|error| {
-        tracing::warn!(%error, "new devices and addresses are looked for every {} seconds only", TEND_EVERY.as_secs());
+        tracing::warn!(%error, "cannot watch devices and addresses: new ones are found within {} seconds", TEND_EVERY.as_secs());
     });
     let mut warned = false;
     while let Some(tpot) = tpot.upgrade() {
@@ -185,7 +185,7 @@ pub async fn tend(tpot: Weak<Tpot>, splicer: Option<Splicer>) {
             );
         }
         if let Err(error) = tpot.follow() {
-            tracing::warn!(%error, "new devices and addresses are not known to translucent proxying");
+            tracing::warn!(%error, "cannot follow devices and addresses: translucent proxying does not use new ones");
         }
         drop(tpot);
         let changed = async {

@@ -50,11 +50,11 @@ impl Verifier {
         let right = match verified.await {
             Ok(Ok(right)) => right,
             Ok(Err(e)) => {
-                tracing::error!("a password was not verified: {e}");
+                tracing::error!("cannot verify a password: its user is refused: {e}");
                 false
             }
             Err(e) => {
-                tracing::error!("a password was not verified: {e}");
+                tracing::error!("cannot verify a password: its user is refused: {e}");
                 false
             }
         };

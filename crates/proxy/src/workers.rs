@@ -65,7 +65,7 @@ impl Drop for Workers {
         self.stop = watch::Sender::new(());
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a worker has panicked");
+                tracing::error!("a worker thread has panicked: its connections are lost");
             }
         }
     }

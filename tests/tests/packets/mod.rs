@@ -381,30 +381,6 @@ fn layouts(ack: u32) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-#[test]
-#[ignore = "root"]
-fn option_layouts() {
-    bench(64, |b| {
-        for v6 in FAMILIES {
-            for (strip_ts, strip_sack) in [(false, false), (true, false), (false, true), (true, true)] {
-                let mut f = Flow::new(v6);
-                (f.up.strip_ts, f.up.strip_sack) = (strip_ts, strip_sack);
-                for (name, options) in layouts(f.up.max_ack) {
-                    for n in [0, 1, 333] {
-                        let mut p = f.next(n);
-                        p.options = options.clone();
-                        let name = format!("{name}, strip {strip_ts} {strip_sack}, v6 {v6:?}, {n} bytes");
-                        let o = agree(b, &name, &f, &p.frame(), None);
-                        let out = verify(&o.frame).expect("checksums");
-                        assert_eq!(out.options.len(), p.options.len(), "{name}: the header keeps its length");
-                        assert_eq!(out.payload, p.payload, "{name}");
-                    }
-                }
-            }
-        }
-    });
-}
-
 /// A few cases with explicit results, so that the translator is not the only reference.
 #[test]
 #[ignore = "root"]

@@ -203,7 +203,7 @@ fn no_syn_overtakes_the_reset_of_an_answered_handshake() {
             let socket = TcpStream::connect(server).expect("connect");
             let client = socket.local_addr().expect("address");
             let (to_server, to_client) = ([client, server], [server, client]);
-            b.datapath.listen_foreign(server, false).expect("listen");
+            b.datapath.listen_transparent(server, false).expect("listen");
             let says = |flags, seq| {
                 let o = b.ingress(&segment(to_server, flags, seq, 0));
                 (o.code, o.verdicts)

@@ -75,29 +75,29 @@ fn a_socket_hears_of_nothing_that_was_lost() {
 }
 
 /// Flags of a transparent connection's leg.
-const FOREIGN: u32 = LegFlags::FOREIGN | LegFlags::END_TO_END;
+const TRANSPARENT: u32 = LegFlags::TRANSPARENT | LegFlags::END_TO_END;
 
-/// Without its leg, the socket of a foreign connection would receive no segment, and
+/// Without its leg, the socket of a transparent connection would receive no segment, and
 /// anyone can send a SYN. Until there is a socket the stack must not see the SYN: it would
 /// reset the connection being opened. User space passes on the server's second SYN-ACK.
 #[test]
 #[ignore = "root"]
-fn a_syn_removes_no_foreign_leg() {
+fn a_syn_removes_no_transparent_leg() {
     bench(64, |b| {
-        for (v6, foreign) in [(false, 0), (false, FOREIGN), (true, 0), (true, FOREIGN)] {
+        for (v6, transparent) in [(false, 0), (false, TRANSPARENT), (true, 0), (true, TRANSPARENT)] {
             let f = Flow::new(Pair::both(v6));
             let mut leg = control_leg(&f, b, [0; 3]);
-            leg.flags |= foreign;
+            leg.flags |= transparent;
             testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
             let mut p = f.next(0);
             for (flags, verdict) in [(flag::SYN | flag::ACK, "handshake"), (flag::SYN, "handshake-lost")] {
                 (p.flags, p.seq, p.ack) = (flags, 77, 0);
                 let o = b.ingress(&p.frame());
-                assert_eq!(o.code, if foreign == 0 { NEXT } else { DROP }, "v6 {v6}, flags {flags:#x}");
-                assert_eq!(o.verdicts.contains(&verdict), foreign != 0, "{:?}", o.verdicts);
+                assert_eq!(o.code, if transparent == 0 { NEXT } else { DROP }, "v6 {v6}, flags {flags:#x}");
+                assert_eq!(o.verdicts.contains(&verdict), transparent != 0, "{:?}", o.verdicts);
             }
             let left = testing::get_leg(&b.datapath, &f.client);
-            assert_eq!(left.map(|l| l.flags), (foreign != 0).then_some(leg.flags), "v6 {v6}");
+            assert_eq!(left.map(|l| l.flags), (transparent != 0).then_some(leg.flags), "v6 {v6}");
         }
     });
 }
@@ -112,7 +112,7 @@ fn what_the_socket_of_an_earlier_connection_says_is_not_passed_on() {
         for v6 in SAME {
             let f = Flow::new(v6);
             let mut leg = control_leg(&f, b, [0; 3]);
-            leg.flags |= FOREIGN;
+            leg.flags |= TRANSPARENT;
             leg.peer = testing::key(&f.server);
             // how far the SYN that the client has sent last is from the one that the server has got; whether the client's leg exists
             for (last, has_client) in [(0, false), (1, false), (0, true)] {
@@ -254,12 +254,12 @@ fn a_stale_retransmission_becomes_a_keep_alive() {
 #[ignore = "root"]
 fn our_clock_stands_still_while_two_speak() {
     bench(64, |b| {
-        for (v6, foreign) in SAME.into_iter().flat_map(|v6| [(v6, 0), (v6, FOREIGN)]) {
+        for (v6, transparent) in SAME.into_iter().flat_map(|v6| [(v6, 0), (v6, TRANSPARENT)]) {
             let f = Flow::new(v6);
             let mut leg = control_leg(&f, b, [0, 0, 0]);
             (leg.phase_out, leg.bound_out, leg.tsval_out) = (TO_FWD, f.up.max_ack, 1000);
             leg.ack_in = f.up.max_ack - 5;
-            leg.flags |= LegFlags::TS | foreign;
+            leg.flags |= LegFlags::TS | transparent;
             testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
             let says = |tsval, ours| {
                 let mut p = Packet::new(f.client.local, f.client.remote);
@@ -278,7 +278,7 @@ fn our_clock_stands_still_while_two_speak() {
             p.ack = f.up.max_ack - 3;
             let want = option::usual(Some((7, 1009)), &[]);
             assert_eq!(verify(&b.ingress(&p.frame()).frame).map(|p| p.options), Ok(want), "{v6:?}");
-            if foreign != 0 {
+            if transparent != 0 {
                 continue; // its clock is the other host's, and is not to continue from where it stood
             }
             // one of them has stopped: the clock continues from where it stood

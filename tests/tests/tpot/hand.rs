@@ -229,7 +229,7 @@ fn in_each_state(h: &mut Hand, open: &mut Open, test: impl Fn(&mut Hand, &mut Op
 /// Everything but a SYN with the option, to the right port and address, is routed as without us.
 #[test]
 #[ignore = "root"]
-fn r35_r36_what_is_intercepted() {
+fn only_chosen_syns_are_intercepted() {
     each(|mut h| {
         let asks = h.syn();
         let with = |options: Vec<u8>| Packet { options, ..asks.clone() };
@@ -270,7 +270,7 @@ fn r35_r36_what_is_intercepted() {
 /// SYNs that are sent again since the answer was lost, and copies that have been on their way for long.
 #[test]
 #[ignore = "root"]
-fn r17_a_repeated_syn_makes_no_second_connection() {
+fn a_repeated_syn_makes_no_second_connection() {
     each(|mut h| {
         let iss = h.ask(&h.syn());
         assert_eq!([(); 2].map(|()| h.ask(&h.syn())), [iss; 2]);
@@ -288,7 +288,7 @@ fn r17_a_repeated_syn_makes_no_second_connection() {
 /// A host that does not use the tunnel, for example since it has not learnt of it.
 #[test]
 #[ignore = "root"]
-fn r23_packets_outside_of_the_tunnel_are_accepted() {
+fn packets_outside_of_the_tunnel_are_accepted() {
     each(|mut h| {
         let mut open = h.open();
         in_each_state(&mut h, &mut open, |h, open| {
@@ -301,7 +301,7 @@ fn r23_packets_outside_of_the_tunnel_are_accepted() {
 /// Keep-alive probes, and FINs that are repeated in TIME-WAIT.
 #[test]
 #[ignore = "root"]
-fn r32_r33_a_tunnel_lasts_longer_than_its_connection() {
+fn a_tunnel_lasts_longer_than_its_connection() {
     each(|mut h| {
         let Open { seq, ack, accepted } = h.open();
         let count = |h: &mut Hand| h.capture.count(|s| s.is("f0", true) && s.outer.is_some());
@@ -441,7 +441,7 @@ fn nobody_sends_packets_through_a_proxy_in_the_name_of_others() {
 /// Fragments of a tunnel are left to the stack, which has no tunnels: such a packet is lost, and the connection goes on.
 #[test]
 #[ignore = "root"]
-fn r26_fragments_of_a_tunnel() {
+fn fragments_of_a_tunnel_are_reassembled_or_refused() {
     each(|mut h| {
         let mut open = h.open();
         in_each_state(&mut h, &mut open, |h, open| {
@@ -458,7 +458,7 @@ fn r26_fragments_of_a_tunnel() {
 /// Encrypted packets show no port and no option: they are routed.
 #[test]
 #[ignore = "root"]
-fn r52_ipsec_is_routed() {
+fn ipsec_is_routed() {
     each(|mut h| {
         let mut frame = h.syn().frame();
         let at = if h.family == Family::V4 { (9, 8) } else { (6, 7) }; // protocol, TTL

@@ -28,7 +28,7 @@ fn past(rules: &str, seen: fn(Family) -> IpAddr, asked: [[(&str, u64); 2]; 2]) {
 
 #[test]
 #[ignore = "root"]
-fn r50_the_option_is_taken_out_of_syns() {
+fn the_option_is_taken_out_of_syns() {
     let rules = "table inet t { chain c { type filter hook forward priority 0; reset tcp option 253; }; }";
     let asked = |n| [("asked", n), ("not-asked", 0)];
     past(rules, |family| CLIENT.ip(family), [asked(1), asked(2)]);
@@ -36,7 +36,7 @@ fn r50_the_option_is_taken_out_of_syns() {
 
 #[test]
 #[ignore = "root"]
-fn r51_syns_with_the_option_are_dropped() {
+fn syns_with_the_option_are_dropped() {
     let rules = "table inet t { chain c { type filter hook forward priority 0; tcp option 253 exists drop; }; }";
     past(rules, |family| CLIENT.ip(family), [[("asked", 2), ("avoided", 0)], [("asked", 2), ("avoided", 1)]]);
 }
@@ -44,7 +44,7 @@ fn r51_syns_with_the_option_are_dropped() {
 /// The proxy's answer goes to the middlebox, which knows no tunnel.
 #[test]
 #[ignore = "root"]
-fn r51_sources_are_translated() {
+fn sources_are_translated() {
     let rules = "table inet t { chain c { type nat hook postrouting priority 100; oif f1 masquerade; }; }";
     past(
         rules,
@@ -56,7 +56,7 @@ fn r51_sources_are_translated() {
 /// Of equal paths, one has the proxy, and each packet takes any of them. Whoever answers the SYN, a connection stays with it.
 #[test]
 #[ignore = "root"]
-fn r47_each_packet_takes_another_path() {
+fn each_packet_takes_another_path() {
     const CONNECTIONS: u64 = 16;
     for family in Family::BOTH {
         let lab = Lab::new(Shape::OneArmed, Options { forwarding: true, ..Options::default() }).expect("lab");

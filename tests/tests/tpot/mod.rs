@@ -180,7 +180,7 @@ fn through_two(family: Family, hops: u8, policy: &Policy) -> [u64; 2] {
 
 #[test]
 #[ignore = "root"]
-fn r11_r38_a_chain_as_long_as_the_hops_allow() {
+fn a_chain_as_long_as_the_hops_allow() {
     for family in Family::BOTH {
         assert_eq!(through_two(family, 8, &at_once()), [1, 1]);
         assert_eq!(through_two(family, 1, &at_once()), [1, 0]);
@@ -206,7 +206,7 @@ fn another_data_path_on_the_way() {
 /// A route changes in the middle of a connection: it stays with its proxy, and only the next one does not meet it.
 #[test]
 #[ignore = "root"]
-fn r47_a_connection_stays_with_its_proxy() {
+fn a_connection_stays_with_its_proxy() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::OneArmed).expect("lab");
         let _asker = asker(&lab, family);
@@ -231,7 +231,7 @@ fn r47_a_connection_stays_with_its_proxy() {
 /// A link between host and proxy is narrower than theirs, which only its router knows.
 #[test]
 #[ignore = "root"]
-fn r27_r28_a_narrow_path_to_the_proxy() {
+fn a_narrow_path_to_the_proxy() {
     for (family, policy) in Family::BOTH.into_iter().flat_map(|f| [(f, at_once()), (f, by_hand())]) {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         lab.forwarder.ip("link set f1 mtu 1400\n").expect("a narrow link");
@@ -264,7 +264,7 @@ fn devices_that_appear_later() {
 /// SYNs of nobody, more than there is room for half-open connections: those that are open do not suffer, and new ones open.
 #[test]
 #[ignore = "root"]
-fn r18_a_flood_of_syns_that_ask() {
+fn a_flood_of_syns_that_ask() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let asker = asker(&lab, family);
@@ -330,7 +330,7 @@ fn a_host_that_has_forgotten_its_connection() {
 /// A middlebox drops everything that is tunnelled: the connection opens without a proxy, and the next one at once.
 #[test]
 #[ignore = "root"]
-fn r50_r51_a_path_that_drops_tunnels() {
+fn a_path_that_drops_tunnels() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
@@ -348,7 +348,7 @@ fn r50_r51_a_path_that_drops_tunnels() {
 /// A client that knows nothing of all this: the proxy that it uses asks for the next one.
 #[test]
 #[ignore = "root"]
-fn r42_r43_an_edge_proxy_asks_for_its_clients() {
+fn an_edge_proxy_asks_for_its_clients() {
     // whichever of the two programs on the edge starts first
     for (family, tpot_first) in Family::BOTH.into_iter().flat_map(|f| [(f, false), (f, true)]) {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
@@ -375,7 +375,7 @@ fn r42_r43_an_edge_proxy_asks_for_its_clients() {
 /// Only the processes of a cgroup ask.
 #[test]
 #[ignore = "root"]
-fn r30_by_cgroup() {
+fn connections_of_a_chosen_cgroup_ask() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc");
     let root =
         mounts.lines().filter_map(|l| l.split_once(" cgroup2 ").map(|(l, _)| l)).find_map(|l| l.split(' ').nth(1));

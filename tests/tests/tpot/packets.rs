@@ -205,7 +205,7 @@ fn each(test: impl Fn(Host)) {
 
 #[test]
 #[ignore = "root"]
-fn r1_r3_r34_a_syn_asks_and_nothing_else_changes() {
+fn a_syn_asks_and_nothing_else_changes() {
     each(|h| {
         let (code, _, out) = h.run(true, &h.syn().frame());
         let want = Packet { options: [USUAL.to_vec(), wants(h.udp, 8)].concat(), ..h.syn() };
@@ -219,7 +219,7 @@ fn r1_r3_r34_a_syn_asks_and_nothing_else_changes() {
 
 #[test]
 #[ignore = "root"]
-fn r51_the_second_retransmission_does_not_ask() {
+fn the_second_retransmission_does_not_ask() {
     each(|h| {
         for _ in 0..2 {
             assert_eq!(verify(&h.run(true, &h.syn().frame()).2).expect("sums").options.len(), 28);
@@ -248,7 +248,7 @@ fn r51_the_second_retransmission_does_not_ask() {
 /// answer to a SYN that asks ends that.
 #[test]
 #[ignore = "root"]
-fn r51_one_bad_moment_is_no_property_of_the_path() {
+fn one_bad_moment_is_no_property_of_the_path() {
     each(|h| {
         let known = || h.lab.client.run(|| tpot_known().expect("a table"));
         let lasts = || known().iter().map(|known| known.lasts.as_secs()).collect::<Vec<_>>();
@@ -324,7 +324,7 @@ fn forged_ends_at_the_asker() {
 
 #[test]
 #[ignore = "root"]
-fn r2_a_syn_without_space_or_with_data_does_not_ask() {
+fn a_syn_without_space_or_with_data_does_not_ask() {
     each(|h| {
         let full = Packet { options: [USUAL.to_vec(), vec![1; 16]].concat(), ..h.syn() };
         let data = Packet { seq: 9, payload: vec![1; 10], ..h.syn() };
@@ -337,7 +337,7 @@ fn r2_a_syn_without_space_or_with_data_does_not_ask() {
 
 #[test]
 #[ignore = "root"]
-fn r8_r20_r22_r25_the_tunnel() {
+fn packets_in_the_tunnel_have_the_headers_of_rfc_2003() {
     each(|h| {
         h.open();
         for tos in [0, 0x2a, 3] {
@@ -355,7 +355,7 @@ fn r8_r20_r22_r25_the_tunnel() {
 
 #[test]
 #[ignore = "root"]
-fn r25_a_mark_on_the_tunnel_reaches_the_packet_or_drops_it() {
+fn a_mark_on_the_tunnel_reaches_the_packet_or_drops_it() {
     each(|h| {
         h.open();
         for (inner, want) in [(2, Some(3)), (1, Some(3)), (3, Some(3)), (0, None)] {
@@ -431,7 +431,7 @@ fn is_reset(h: &Host, frame: &[u8]) {
 
 #[test]
 #[ignore = "root"]
-fn r45_r46_the_server_answers_after_the_proxy() {
+fn the_server_answers_after_the_proxy() {
     each(|h| {
         h.open();
         let late = Packet { options: USUAL.to_vec(), ..h.answer() };
@@ -448,7 +448,7 @@ fn r45_r46_the_server_answers_after_the_proxy() {
 
 #[test]
 #[ignore = "root"]
-fn r45_r46_the_proxy_answers_after_the_server_or_another_proxy() {
+fn the_proxy_answers_after_the_server_or_another_proxy() {
     each(|h| {
         h.ask();
         let direct = Packet { options: USUAL.to_vec(), ..h.answer() };
@@ -474,7 +474,7 @@ fn r45_r46_the_proxy_answers_after_the_server_or_another_proxy() {
 /// The server opens the same connection from its side: what the client gets first counts.
 #[test]
 #[ignore = "root"]
-fn r49_the_server_sends_a_syn() {
+fn the_server_sends_a_syn() {
     let syn = |h: &Host| Packet { seq: 70, flags: flag::SYN, options: USUAL.to_vec(), ..packet(h.server, h.client) };
     each(|h| {
         h.open();
@@ -495,7 +495,7 @@ fn r49_the_server_sends_a_syn() {
 /// A proxy refuses the connection on behalf of the server.
 #[test]
 #[ignore = "root"]
-fn r16_a_tunnelled_reset_refuses_the_connection() {
+fn a_tunnelled_reset_refuses_the_connection() {
     each(|h| {
         h.ask();
         let refusal = Packet { flags: flag::RST | flag::ACK, seq: 0, options: Vec::new(), ..h.answer() };
@@ -508,7 +508,7 @@ fn r16_a_tunnelled_reset_refuses_the_connection() {
 /// A router reports that a tunnelled packet was too big: the connection hears of it, with what the tunnel leaves.
 #[test]
 #[ignore = "root"]
-fn r28_too_big_reports_concern_the_connection() {
+fn too_big_reports_concern_the_connection() {
     each(|h| {
         h.open();
         let (inner, kind, code) = match h.family {
@@ -562,7 +562,7 @@ fn the_proxy_has_an_earlier_connection_of_the_port() {
 /// The proxy has rebooted: it resets the connections that are still sent to it, and nothing else.
 #[test]
 #[ignore = "root"]
-fn r48_the_proxy_has_forgotten_the_connection() {
+fn the_proxy_has_forgotten_the_connection() {
     each(|h| {
         // this machine as the proxy
         let (us, asker) = (h.client.ip(), SocketAddr::new(h.proxy, 4000));
@@ -592,7 +592,7 @@ fn r48_the_proxy_has_forgotten_the_connection() {
 /// SYNs of other hosts without an option that can be read, wherever they go. No other packet counts.
 #[test]
 #[ignore = "root"]
-fn r36_a_syn_that_does_not_ask_is_counted() {
+fn a_syn_that_does_not_ask_is_counted() {
     each(|h| {
         let from = SocketAddr::new(h.proxy, 4000);
         let changed = |at: usize, value: u8| {
@@ -617,7 +617,7 @@ fn r36_a_syn_that_does_not_ask_is_counted() {
 /// A proxy does not intercept its own SYN, one for itself, or one with no hops left.
 #[test]
 #[ignore = "root"]
-fn r37_r38_loops_end() {
+fn loops_end() {
     each(|h| {
         // this machine as the proxy
         let us = h.client.ip();

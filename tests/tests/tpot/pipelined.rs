@@ -108,7 +108,7 @@ fn complete(h: &mut Hand, syn: &Packet, iss: u32) -> Open {
 /// The connection to the server is open before the client has acknowledged anything.
 #[test]
 #[ignore = "root"]
-fn r14_the_onward_syn_does_not_wait_for_the_client() {
+fn the_onward_syn_does_not_wait_for_the_client() {
     each_early(|mut h, handshake| {
         let syn = h.syn();
         let iss = h.ask(&syn);
@@ -130,7 +130,7 @@ fn r14_the_onward_syn_does_not_wait_for_the_client() {
 /// The same with SYN cookies: the kernel knows nothing of the client.
 #[test]
 #[ignore = "root"]
-fn r14_with_syn_cookies() {
+fn the_onward_syn_is_sent_with_syn_cookies() {
     each_early(|mut h, _| {
         h.lab.forwarder.sysctl("net.ipv4.tcp_syncookies", "2").expect("cookies for all");
         let syn = h.syn();
@@ -144,7 +144,7 @@ fn r14_with_syn_cookies() {
 /// The first of two proxies asks the second at once, and this one the server.
 #[test]
 #[ignore = "root"]
-fn r14_a_chain() {
+fn a_chain_of_proxies_passes_the_syn_on_at_once() {
     for (family, handshake) in Family::BOTH.into_iter().flat_map(|family| EARLY.map(|handshake| (family, handshake))) {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
@@ -174,7 +174,7 @@ fn r14_a_chain() {
 /// The client's data wait for the server.
 #[test]
 #[ignore = "root"]
-fn r15_both_handshakes_are_independent() {
+fn both_handshakes_are_independent() {
     each(TpotHandshake::Pipelined, |mut h| {
         let syn = h.syn();
         server_does(&h.lab, SILENT);
@@ -196,7 +196,7 @@ fn r15_both_handshakes_are_independent() {
 /// A client whose server refuses is reset after its handshake.
 #[test]
 #[ignore = "root"]
-fn r16_a_refusal_resets_the_client() {
+fn a_refusal_resets_the_client() {
     each(TpotHandshake::Pipelined, |mut h| {
         let syn = h.syn();
         server_does(&h.lab, REFUSES);
@@ -216,7 +216,7 @@ fn r16_a_refusal_resets_the_client() {
 /// With `confirm`, it is refused.
 #[test]
 #[ignore = "root"]
-fn r16_a_refusal_is_passed_on() {
+fn a_refusal_is_passed_on() {
     each(TpotHandshake::Confirm, |mut h| {
         let syn = h.syn();
         server_does(&h.lab, REFUSES);
@@ -237,7 +237,7 @@ fn r16_a_refusal_is_passed_on() {
 /// A program sees what it would see without proxies.
 #[test]
 #[ignore = "root"]
-fn r16_a_program_is_refused() {
+fn a_program_is_refused() {
     for (family, proxies) in Family::BOTH.into_iter().flat_map(|family| [(family, 1), (family, 2)]) {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
@@ -263,7 +263,7 @@ fn r16_a_program_is_refused() {
 /// With `confirm`, a client gets no answer as long as its server gives none, however often it asks.
 #[test]
 #[ignore = "root"]
-fn r16_r17_a_server_that_is_silent_for_a_while() {
+fn a_server_that_is_silent_for_a_while() {
     each(TpotHandshake::Confirm, |mut h| {
         let syn = h.syn();
         server_does(&h.lab, SILENT);
@@ -284,7 +284,7 @@ fn r16_r17_a_server_that_is_silent_for_a_while() {
 /// SYNs that are sent again, before and after the answer.
 #[test]
 #[ignore = "root"]
-fn r17_a_repeated_syn_makes_no_second_onward_connection() {
+fn a_repeated_syn_makes_no_second_onward_connection() {
     each_early(|mut h, _| {
         let syn = h.syn();
         let iss = h.ask(&syn);
@@ -300,7 +300,7 @@ fn r17_a_repeated_syn_makes_no_second_onward_connection() {
 /// A client that does not complete its handshake for long: the server is reset.
 #[test]
 #[ignore = "root"]
-fn r18_a_client_that_goes_away() {
+fn a_client_that_goes_away() {
     each_early(|mut h, _| {
         let syn = h.syn();
         let iss = h.ask(&syn);
@@ -317,7 +317,7 @@ fn r18_a_client_that_goes_away() {
 /// A client that has another answer resets us. Its server is reset then, before one that has waited for longer.
 #[test]
 #[ignore = "root"]
-fn r46_a_client_that_has_another_answer() {
+fn a_client_that_has_another_answer() {
     each_early(|mut h, _| {
         let onward = |h: &mut Hand, n| h.capture.wait_nth("the server's answer", n, server_answer).p.to.port();
         let other = Packet { from: SocketAddr::new(h.client.ip(), 4001), ..h.syn() };
@@ -338,7 +338,7 @@ fn r46_a_client_that_has_another_answer() {
 /// More clients than there is room for: the oldest ones make room, and new ones find it.
 #[test]
 #[ignore = "root"]
-fn r18_a_flood() {
+fn a_flood_of_syns_leaves_a_bounded_number_of_connections() {
     each_early(|mut h, _| {
         let syn = h.syn();
         let of = |port| Packet { from: SocketAddr::new(syn.from.ip(), port), options: option(8), ..syn.clone() };
@@ -442,7 +442,7 @@ fn reset(stream: TcpStream) {
 
 #[test]
 #[ignore = "root"]
-fn r48_a_proxy_that_is_killed() {
+fn a_proxy_that_is_killed() {
     thread::scope(|s| {
         let run = |family| {
             s.spawn(move || {
@@ -459,7 +459,7 @@ fn r48_a_proxy_that_is_killed() {
 /// It is killed while it holds a client's SYN, whose server is silent: the client has one connection in the end.
 #[test]
 #[ignore = "root"]
-fn r48_a_proxy_that_is_killed_while_it_holds_a_syn() {
+fn a_proxy_that_is_killed_while_it_holds_a_syn() {
     for family in Family::BOTH {
         // while there is no process, SYNs are routed
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");

@@ -125,7 +125,7 @@ fn each(test: impl Fn(Farm)) {
 
 #[test]
 #[ignore = "root"]
-fn r53_only_chosen_syns_go_to_the_farm() {
+fn only_chosen_syns_go_to_the_farm() {
     each(|mut farm| {
         let asks = farm.syn(4000, 1);
         let with = |options: Vec<u8>| Packet { options, ..asks.clone() };
@@ -170,7 +170,7 @@ fn r53_only_chosen_syns_go_to_the_farm() {
 
 #[test]
 #[ignore = "root"]
-fn r53_a_rule_for_one_family_is_not_about_the_other() {
+fn a_rule_for_one_family_is_not_about_the_other() {
     for (family, everywhere) in [(Family::V4, IpAddr::from([0; 16])), (Family::V6, IpAddr::from([0; 4]))] {
         let to = |net| Destinations { net, prefix: 0, ports: PORT..=PORT };
         let mut farm = Farm::with(family, TpotRouterOptions { to: vec![to(everywhere)], ..options(family) });
@@ -181,7 +181,7 @@ fn r53_a_rule_for_one_family_is_not_about_the_other() {
 
 #[test]
 #[ignore = "root"]
-fn r54_a_repeated_syn_goes_to_the_same_member() {
+fn a_repeated_syn_goes_to_the_same_member() {
     each(|mut farm| {
         let mut chosen = HashSet::new();
         for seq in 0..20 {
@@ -196,7 +196,7 @@ fn r54_a_repeated_syn_goes_to_the_same_member() {
 
 #[test]
 #[ignore = "root"]
-fn r54_members_share_by_weight_and_one_that_is_down_gets_none() {
+fn members_share_by_weight_and_one_that_is_down_gets_none() {
     const SYNS: u16 = 200;
     each(|mut farm| {
         let all = |farm: &mut Farm| -> Vec<usize> { (0..SYNS).map(|n| farm.member(&farm.syn(4000 + n, 1))).collect() };
@@ -225,7 +225,7 @@ fn r54_members_share_by_weight_and_one_that_is_down_gets_none() {
 /// A member routes what it does not want, as without a proxy or at its limit.
 #[test]
 #[ignore = "root"]
-fn r55_a_syn_that_a_member_sends_back_is_routed() {
+fn a_syn_that_a_member_sends_back_is_routed() {
     each(|mut farm| {
         let syn = farm.syn(4000, 1);
         farm.member(&syn);
@@ -252,7 +252,7 @@ fn proxies(family: Family) -> (Lab, [Forwarder; 2]) {
 
 #[test]
 #[ignore = "root"]
-fn r53_r56_connections_through_members() {
+fn connections_through_members() {
     const CONNECTIONS: usize = 8;
     for family in Family::BOTH {
         let (lab, _takers) = proxies(family);
@@ -274,7 +274,7 @@ fn r53_r56_connections_through_members() {
 /// The router holds no connection. Without its program, new ones are routed.
 #[test]
 #[ignore = "root"]
-fn r53_connections_do_not_need_the_program() {
+fn connections_do_not_need_the_program() {
     for family in Family::BOTH {
         let (lab, _takers) = proxies(family);
         let router = route(&lab, family, [100, 100]);

@@ -52,7 +52,7 @@ fn from_server(lab: &Lab, family: Family) -> io::Result<TcpStream> {
 /// The client is in a tunnel: the server's attempt is refused, and the tunnel goes on.
 #[test]
 #[ignore = "root"]
-fn r49_the_proxy_answers_first() {
+fn the_proxy_answers_first() {
     let states = [FlowState::Copying, FlowState::Spliced, FlowState::Released];
     for (family, state) in Family::BOTH.into_iter().flat_map(|family| states.map(|state| (family, state))) {
         let (lab, asker) = network(family);
@@ -80,7 +80,7 @@ fn r49_the_proxy_answers_first() {
 /// The server's SYN is there before the proxy's answer: that is refused, and client and server have a connection without it.
 #[test]
 #[ignore = "root"]
-fn r49_the_server_comes_first() {
+fn the_server_comes_first() {
     for family in Family::BOTH {
         let (lab, asker) = network(family);
         let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);

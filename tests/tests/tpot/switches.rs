@@ -108,7 +108,7 @@ fn segments_are_forwarded(f: &Forwarder) {
 /// while it is copied, none are.
 #[test]
 #[ignore = "root"]
-fn r40_copied_spliced_taken_back_released() {
+fn copied_spliced_taken_back_released() {
     each_of(ALL, |family, proxies| {
         let (lab, asker) = network(family, proxies, true);
         let takers = takers(&lab, family, &by_hand());
@@ -162,7 +162,7 @@ fn unacknowledged(lab: &Lab) -> u64 {
 /// A proxy that copies acknowledges what the server has not received yet. After the splice, only the server does.
 #[test]
 #[ignore = "root"]
-fn r41_acknowledgements_are_early_until_the_splice() {
+fn acknowledgements_are_early_until_the_splice() {
     const DATA: [u8; 10_000] = [7; 10_000];
     each_of(CROSSED, |family, proxies| {
         let (lab, _asker) = network(family, proxies, false);
@@ -210,7 +210,7 @@ const STORM: Duration = Duration::from_secs(5);
 /// Proxies that splice and take back at random, of which none knows what the other one does.
 #[test]
 #[ignore = "root"]
-fn r40_a_storm() {
+fn a_storm_of_switches_keeps_every_byte() {
     each_of(ALL, |family, proxies| {
         // each family with large packets, and with losses
         let lossy = (family == Family::V4) == (proxies == 1);
@@ -258,7 +258,7 @@ fn r40_a_storm() {
 /// Proxies are killed and started again while their connection is spliced: it does not notice.
 #[test]
 #[ignore = "root"]
-fn r48_proxies_die_and_come_back() {
+fn proxies_die_and_come_back() {
     each_of(CROSSED, |family, proxies| {
         let (lab, asker) = network(family, proxies, true);
         let at = SERVER.port(family, PORT);
@@ -296,7 +296,7 @@ fn r48_proxies_die_and_come_back() {
 /// A proxy dies with bytes in hand: both ends hear of it, and the next connection opens.
 #[test]
 #[ignore = "root"]
-fn r48_a_proxy_dies_while_it_copies() {
+fn a_proxy_dies_while_it_copies() {
     each_of(CROSSED, |family, proxies| {
         let (lab, asker) = network(family, proxies, true);
         let at = SERVER.port(family, PORT);

@@ -147,7 +147,7 @@ fn a_proxy_follows_its_client() {
 /// Bits of the option that nobody has defined change nothing, and are not answered.
 #[test]
 #[ignore = "root"]
-fn r6_unknown_capabilities_are_ignored() {
+fn unknown_capabilities_are_ignored() {
     for (family, udp) in Family::BOTH.into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Fallback)]) {
         let mut h = Hand::with(family, by_hand(), TpotHandshake::Basic, udp);
         let mut option = capable(!WANT, 8);
@@ -206,7 +206,7 @@ fn segments_in_udp_fit_the_path() {
 /// Something drops IP in IP: the proxy's second answer opens the connection in UDP, and for the next connection the first one does.
 #[test]
 #[ignore = "root"]
-fn r50_a_path_that_drops_ip_in_ip() {
+fn a_path_that_drops_ip_in_ip() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asks(&lab, family, TpotUdp::Fallback);

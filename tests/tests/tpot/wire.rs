@@ -80,7 +80,7 @@ fn one(family: Family, spliced: bool) -> (Lab, super::TestTpot, Forwarder, TcpSt
 /// and closed.
 #[test]
 #[ignore = "root"]
-fn r7_r8_r9_r10_r12_r20_r21_r22_every_packet() {
+fn every_packet_of_a_connection_has_the_right_headers() {
     for (family, proxies) in Family::BOTH.into_iter().flat_map(|family| [(family, 1), (family, 2)]) {
         let shape = if proxies == 1 { Shape::TwoDevices } else { Shape::TwoForwarders };
         let lab = Lab::new(shape, Options { forwarding: true, ..Options::default() }).expect("lab");
@@ -153,7 +153,7 @@ fn r7_r8_r9_r10_r12_r20_r21_r22_every_packet() {
 /// A server that knows translucent proxying is the end of the chain: it answers as any other, without the option.
 #[test]
 #[ignore = "root"]
-fn r5_the_server_intercepts_nothing_that_is_for_itself() {
+fn the_server_intercepts_nothing_that_is_for_itself() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
@@ -171,7 +171,7 @@ fn r5_the_server_intercepts_nothing_that_is_for_itself() {
 /// Segments as large as the hosts can make them, in both directions, through a proxy that copies and one that splices.
 #[test]
 #[ignore = "root"]
-fn r24_large_packets_in_the_tunnel() {
+fn large_packets_in_the_tunnel() {
     for (family, spliced) in Family::BOTH.into_iter().flat_map(|f| [(f, false), (f, true)]) {
         let (lab, asker, f, client, accepted) = one(family, spliced);
         let mut capture = Capture::start(&lab.client);
@@ -195,7 +195,7 @@ fn r24_large_packets_in_the_tunnel() {
 /// The end of a connection is in the tunnel as well: FINs, their acknowledgements, and resets, by sockets and without one.
 #[test]
 #[ignore = "root"]
-fn r33_ends_and_resets_are_in_the_tunnel() {
+fn ends_and_resets_are_in_the_tunnel() {
     for (family, spliced) in Family::BOTH.into_iter().flat_map(|f| [(f, false), (f, true)]) {
         let in_tunnel = |capture: &mut Capture| {
             for s in capture.seen() {
@@ -245,7 +245,7 @@ fn r33_ends_and_resets_are_in_the_tunnel() {
 /// Nobody answers with the option: a proxy that asks for another one serves its clients all the same.
 #[test]
 #[ignore = "root"]
-fn r44_an_edge_proxy_without_another_one() {
+fn an_edge_proxy_without_another_one() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let (listen, server) = (FORWARDER_TO_CLIENT.port(family, PORT + 1), SERVER.port(family, PORT));
@@ -267,7 +267,7 @@ fn r44_an_edge_proxy_without_another_one() {
 /// tunnel, so its packets must not be fragmented either; the host hears of the link, and sends smaller ones.
 #[test]
 #[ignore = "root"]
-fn r26_tunnelled_packets_are_never_fragmented() {
+fn tunnelled_packets_are_never_fragmented() {
     let family = Family::V4;
     for policy in [at_once(), by_hand()] {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
@@ -291,7 +291,7 @@ fn r26_tunnelled_packets_are_never_fragmented() {
 /// Only connections to the destinations and ports of a rule ask.
 #[test]
 #[ignore = "root"]
-fn r4_who_asks() {
+fn only_chosen_connections_ask() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
         let tpot = lab.client.run(super::TestTpot::open);

@@ -186,7 +186,9 @@ pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
             Ok(None) => {}
             // Its owner, or a process of another namespace that cleans up as well, has just removed it.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(path = %path.display(), %error, "what is left of an earlier process stays"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot remove the pins of an earlier process: they stay")
+            }
         }
     }
     Ok(removed)

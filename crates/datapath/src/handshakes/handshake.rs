@@ -301,7 +301,7 @@ impl HandshakeSender {
 #[derive(Clone, Copy, Debug)]
 pub struct EndToEnd {
     /// As for [`established_sockets`].
-    pub foreign: bool,
+    pub transparent: bool,
     /// As for [`Datapath::listen_end_to_end`].
     pub waits: bool,
 }
@@ -327,7 +327,8 @@ impl Datapath {
     /// Prepares the record of a leg towards a server before the client's SYN is passed on. Returns the new connection.
     pub fn expect_end_to_end(&self, leg: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<Connection, ExpectError> {
         let flag = |wanted, flag| if wanted { flag } else { 0 };
-        let flags = flag(kind.foreign, LegFlags::FOREIGN) | flag(kind.waits, LegFlags::WAITS) | LegFlags::END_TO_END;
+        let flags =
+            flag(kind.transparent, LegFlags::TRANSPARENT) | flag(kind.waits, LegFlags::WAITS) | LegFlags::END_TO_END;
         let expected = self.maps.expect(leg, Some(client), flags | LegFlags::TS | LegFlags::SACK)?;
         Ok(Connection { leg: *leg, generation: expected.generation })
     }
@@ -372,9 +373,9 @@ impl Datapath {
 }
 
 /// Creates established sockets for both sides of a handshake between hosts, in control mode, with all options that both
-/// have agreed on. `foreign`: our addresses on the legs are not ours (transparent connections). Call it before the SYN-ACK
+/// have agreed on. `transparent`: our addresses on the legs are not ours (transparent connections). Call it before the SYN-ACK
 /// is passed on to the client, which may send data then.
-pub fn established_sockets(syn: &Handshake, answer: &Handshake, foreign: bool) -> io::Result<Pair<OwnedFd>> {
+pub fn established_sockets(syn: &Handshake, answer: &Handshake, transparent: bool) -> io::Result<Pair<OwnedFd>> {
     let (offer, accepted) = (syn.offer(), answer.offer());
     let wscale = offer.wscale.zip(accepted.wscale);
     const MOST_UNSCALED: u32 = 65535;
@@ -390,7 +391,7 @@ pub fn established_sockets(syn: &Handshake, answer: &Handshake, foreign: bool) -
             wscale,
             sack: offer.sack && accepted.sack,
             tsval: tsval.map(|t| t.wrapping_sub(BEHIND)),
-            foreign,
+            transparent,
         })
     };
     let stamps = offer.tsval.zip(accepted.tsval);

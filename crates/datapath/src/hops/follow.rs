@@ -80,7 +80,7 @@ impl Watch {
     fn tell(&mut self, stranded: u64) {
         if (stranded > 0) != mem::replace(&mut self.told, stranded > 0) {
             match stranded {
-                0 => tracing::info!("all spliced connections have a way again"),
+                0 => tracing::info!("every spliced connection has a usable route again"),
                 n => tracing::warn!(
                     "{n} directions of spliced connections have no way: no route, or none by a device that is spliced on; they wait \
                     for one"
@@ -202,7 +202,9 @@ impl Datapath {
                 continue;
             }
             match (attachment.detach(*device), d) {
-                (Err(error), _) => tracing::warn!(%error, "{name} is not let go"),
+                (Err(error), _) => {
+                    tracing::warn!(%error, "cannot detach from {name}: its segments still pass through the data path")
+                }
                 (_, None) => self.tell_gone(&name),
                 (_, Some(d)) => tracing::info!("{}: nothing is spliced there", why_unwanted(d, &all)),
             }
@@ -211,12 +213,14 @@ impl Datapath {
             let early = self.xdp.contains(&d.name) && xdp_abilities(d.index).receives;
             match attachment.attach(d, early) {
                 Ok(()) => tracing::info!("splicing on {}, too", d.name),
-                Err(error) if refused.insert(d.index) => tracing::warn!(%error, "nothing is spliced on {}", d.name),
+                Err(error) if refused.insert(d.index) => {
+                    tracing::warn!(%error, "cannot attach to {}: nothing is spliced there", d.name)
+                }
                 Err(_) => {}
             }
         }
         if let Err(error) = attachment.watch(&all) {
-            tracing::warn!(%error, "what passes by other devices is not judged as it should be");
+            tracing::warn!(%error, "cannot update the guard: packets on other devices may be dropped or accepted wrongly");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Removes everything that a dead process has left.
 
 use crate::{
-    Datapath, OpenError, Options, Resets, attaching::pins::Owned, handshakes::foreign::remove_rules,
+    Datapath, OpenError, Options, Resets, attaching::pins::Owned, handshakes::transparent::remove_rules,
     tables::pinned::Holdings,
 };
 use std::{io, path::Path};

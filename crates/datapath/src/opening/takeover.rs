@@ -61,7 +61,7 @@ fn usable(pin: &Path, namespace: u64, wanted: u32) -> Result<Option<abi::abi>, O
         return clear(pin).map(|()| None);
     };
     if PINNED.iter().any(|name| !pin.join(name).exists()) {
-        tracing::warn!(pin = %pin.display(), "somebody has removed pins of a process that is gone: its flows are lost");
+        tracing::warn!(pin = %pin.display(), "cannot take over flows of an earlier process, because some of its pins were removed: they are lost");
         return clear(pin).map(|()| None);
     }
     Ok(keeps_size(pin, wanted)?.then_some(abi))
@@ -120,7 +120,7 @@ pub(crate) struct Begun<'a>(pub Option<&'a Path>);
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.map(clear) {
-            tracing::warn!(%error, "pins of a start that has failed stay");
+            tracing::warn!(%error, "cannot remove the pins of a failed start: they stay");
         }
     }
 }

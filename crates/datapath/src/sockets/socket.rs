@@ -410,7 +410,7 @@ pub struct Restore {
     /// Lower limit of the next TSval, if timestamps were negotiated.
     pub tsval: Option<u32>,
     /// Whether `local` is not an address of this machine.
-    pub foreign: bool,
+    pub transparent: bool,
 }
 
 impl Restore {
@@ -427,7 +427,7 @@ impl Restore {
             wscale: None,
             sack: false,
             tsval: None,
-            foreign: true,
+            transparent: true,
         }
     }
 }
@@ -500,7 +500,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     let family = if r.remote.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let s = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     Repair::On.set(&s)?;
-    if r.foreign {
+    if r.transparent {
         set_transparent(&s, r.local.is_ipv6())?;
     }
     bind(s.as_raw_fd(), &SockaddrStorage::from(r.local))?;
@@ -558,7 +558,7 @@ fn a_new_socket_has_room_for_what_was_promised() {
             wscale: Some((7, 14)),
             sack: true,
             tsval: None,
-            foreign: false,
+            transparent: false,
         })
         .expect("CAP_NET_ADMIN");
         assert!(getsockopt(&s, sockopt::RcvBuf).unwrap() >= 2 * room as usize, "{promised}");

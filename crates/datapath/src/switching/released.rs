@@ -55,13 +55,13 @@ impl Released {
     }
 
     /// Returns whether the leg is transparent: neither of its addresses is ours.
-    pub fn is_foreign(&self) -> bool {
-        self.flags & LegFlags::FOREIGN != 0
+    pub fn is_transparent(&self) -> bool {
+        self.flags & LegFlags::TRANSPARENT != 0
     }
 }
 
 /// Flags of a record that a recreated one keeps.
-const KEPT: u32 = LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN | LegFlags::END_TO_END | LegFlags::ECN;
+const KEPT: u32 = LegFlags::TS | LegFlags::SACK | LegFlags::TRANSPARENT | LegFlags::END_TO_END | LegFlags::ECN;
 
 /// New sockets for a released flow.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ impl Datapath {
             self.run_bare(switch_op::OP_RESUME, connections.each_ref())?;
         }
         made.map_err(|e| {
-            tracing::warn!(leg = ?legs.client, error = %e, "sockets of a released flow could not be made");
+            tracing::warn!(leg = ?legs.client, error = %e, "cannot create the sockets of a released flow: it stays forwarded");
             SwitchError::Run(e.raw_os_error().unwrap_or(0))
         })
     }
@@ -206,7 +206,7 @@ impl Datapath {
             return Ok(false);
         }
         // For an address that is not ours, the stack does not answer segments that arrive after our FIN.
-        let is_answered = flags & LegFlags::FOREIGN == 0 || flags & LegFlags::FIN_IN != 0;
+        let is_answered = flags & LegFlags::TRANSPARENT == 0 || flags & LegFlags::FIN_IN != 0;
         if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || (flags & TOLD == TOLD && is_answered) {
             return Ok(false);
         }
@@ -263,13 +263,13 @@ impl Datapath {
         legs.iter().for_each(&mut reset);
         // A host that was ahead of its reset has ignored it, and answers the probe. The stack does
         // not answer for an address that is not ours, but now the record has the right number.
-        let foreign = || legs.iter().filter(|(_, record)| record.flags & LegFlags::FOREIGN != 0);
-        if foreign().next().is_some() {
+        let transparent = || legs.iter().filter(|(_, record)| record.flags & LegFlags::TRANSPARENT != 0);
+        if transparent().next().is_some() {
             std::thread::sleep(ANSWER);
         }
         let is_ahead =
             |(leg, before): &&(Tuple, LegView)| self.leg(leg).is_some_and(|l| l.raw.ack_in != before.raw.ack_in);
-        foreign().filter(is_ahead).for_each(reset);
+        transparent().filter(is_ahead).for_each(reset);
         all
     }
 
@@ -305,7 +305,7 @@ impl Datapath {
                 wscale: scaled.then_some((l.wscale_in, l.wscale_out)),
                 sack: l.flags & LegFlags::SACK != 0,
                 tsval: (l.flags & LegFlags::TS != 0).then_some(tsval),
-                foreign: l.flags & LegFlags::FOREIGN != 0,
+                transparent: l.flags & LegFlags::TRANSPARENT != 0,
             })?;
             let position = l.in64 + p.passed(l.max_in) - u64::from(p.end.wrapping_sub(end));
             let hop = self.maps.via(back.via).ok_or_else(gone)?;

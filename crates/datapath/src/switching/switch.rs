@@ -24,7 +24,7 @@ pub enum SwitchError {
     #[error("table full")]
     Full,
     /// Everything up to a [`Limit`] has arrived: nothing is left to forward.
-    #[error("all up to the limit has come")]
+    #[error("everything up to the limit has already arrived")]
     Short,
     /// A host was promised more than the other has room for. A moment later it may fit.
     #[error("the windows do not fit yet")]

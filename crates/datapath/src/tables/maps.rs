@@ -490,7 +490,7 @@ impl Maps {
     pub fn forget_as(&self, mut args: abi::path_args) -> [bool; 2] {
         let t = Tuple::from_abi(&args.key);
         if let Err(error) = self.path_entry(&mut args) {
-            tracing::warn!(leg = ?t, %error, "path entry not removed");
+            tracing::warn!(leg = ?t, %error, "cannot remove a path entry: it stays");
             return [false; 2];
         }
         [1, 2].map(|bit| args.result & bit == 0)
@@ -504,7 +504,7 @@ impl Maps {
             let (flows, count) = (flows.as_ptr() as u64, flows.len() as u32);
             let mut call = abi::clear_call { flows, count, ..Default::default() };
             if let Err(error) = run_program(&self.clear_ended, &mut call).map_err(io::Error::from_raw_os_error) {
-                tracing::warn!(flows = count, %error, "path entries not removed");
+                tracing::warn!(flows = count, %error, "cannot remove path entries: they stay");
                 call.kept = u64::MAX;
             }
             (0..count).map(move |i| [1, 2].map(|bit| (call.kept >> (2 * i)) & bit == 0))

@@ -26,12 +26,12 @@ pub struct Holdings {
     /// Number of records of connections.
     pub legs: usize,
     /// Number of transparent listeners, whose connections must not pass without a decision.
-    pub foreign: usize,
+    pub transparent: usize,
 }
 
 impl Default for Holdings {
     fn default() -> Holdings {
-        Holdings { entries: Some(0), legs: 0, foreign: 0 }
+        Holdings { entries: Some(0), legs: 0, transparent: 0 }
     }
 }
 
@@ -41,14 +41,14 @@ impl fmt::Display for Holdings {
             Some(n) => write!(f, "{n} path entries")?,
             None => f.write_str("an unknown number of path entries")?,
         }
-        write!(f, ", {} records of connections and {} transparent listeners", self.legs, self.foreign)
+        write!(f, ", {} records of connections and {} transparent listeners", self.legs, self.transparent)
     }
 }
 
 impl Holdings {
     /// Counts the contents of the tables pinned in a directory, whichever process uses them. Errors are those of the maps.
     pub fn of(folder: &Path) -> io::Result<Holdings> {
-        const LISTENS_FOREIGN: u8 = abi::listens::LISTENS_FOREIGN.0 as u8;
+        const LISTENS_TRANSPARENT: u8 = abi::listens::LISTENS_TRANSPARENT.0 as u8;
         const WAITS: u8 = abi::listens::LISTENS_WAITS.0 as u8;
         let map = |name| match folder.join(name) {
             path if path.exists() => MapHandle::from_pinned_path(path).map(Some).map_err(io_error),
@@ -57,17 +57,17 @@ impl Holdings {
         let counted =
             map("entries")?.map(|m| m.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)).transpose()?;
         // a listener that cannot be read may be one: what is taken for nothing is removed
-        let is_foreign = |map: &MapHandle, key: &[u8]| {
+        let is_transparent = |map: &MapHandle, key: &[u8]| {
             let value = map.lookup(key, MapFlags::ANY).map_err(io_error)?;
-            Ok::<_, io::Error>(value.is_some_and(|v| v.iter().any(|byte| byte & !WAITS == LISTENS_FOREIGN)))
+            Ok::<_, io::Error>(value.is_some_and(|v| v.iter().any(|byte| byte & !WAITS == LISTENS_TRANSPARENT)))
         };
-        let foreign = |all: MapHandle| {
-            all.keys().try_fold(0, |n, key| Ok::<_, io::Error>(n + usize::from(is_foreign(&all, &key)?)))
+        let transparent = |all: MapHandle| {
+            all.keys().try_fold(0, |n, key| Ok::<_, io::Error>(n + usize::from(is_transparent(&all, &key)?)))
         };
         Ok(Holdings {
             entries: counted.flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?))),
             legs: map("legs")?.map_or(0, |legs| legs.keys().count()),
-            foreign: map("listeners")?.map_or(Ok(0), foreign)?,
+            transparent: map("listeners")?.map_or(Ok(0), transparent)?,
         })
     }
 }

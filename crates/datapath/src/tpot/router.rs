@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn r54_only_slots_of_a_member_whose_weight_changes_move() {
+    fn only_slots_of_a_member_whose_weight_changes_move() {
         let all = members(5);
         let before = distribute(&all, &[100; 5], false);
         for weight in [0, 1, 50] {

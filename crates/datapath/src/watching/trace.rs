@@ -93,7 +93,7 @@ impl Marked<'_> {
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.set(abi::path_op::PATH_OP_UNTRACED) {
-            tracing::warn!(%error, "a trace ends by itself");
+            tracing::warn!(%error, "cannot end a trace: it ends by itself");
         }
     }
 }

@@ -27,8 +27,8 @@ pub(super) const LOOK_RARELY: Duration = Duration::from_secs(1);
 /// Time after the freeze of a message until its commit. Most messages have passed by then, and the general way of the data path
 /// costs them less than it takes to park the sockets, to wake the keeper up and to take the flow back.
 pub(super) const COMMIT_AFTER: Duration = Duration::from_millis(2);
-/// Bytes left of a message for which a commit does not pay, even if all segments are small: some 180 of them. It is committed
-/// after [`LOOK_EVERY`], so that nobody waits for a slow receiver.
+/// If fewer bytes than this are left of a message, a commit costs more than it saves, even if all segments are small (about 180).
+/// It is committed after [`LOOK_EVERY`], so that the flow does not wait for a slow receiver.
 pub(super) const SHORT_REST: u64 = 256 * 1024;
 /// Time until the next attempt, if an earlier switch may not be over or the windows may not fit yet.
 const AGAIN: Duration = Duration::from_millis(5);

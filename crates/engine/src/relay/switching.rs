@@ -72,7 +72,7 @@ impl Relay {
         let attended = self.legs.iter_mut().filter(|leg| !leg.is_idle()).try_for_each(Leg::attend);
         if let Err(error) = attended {
             // out of memory or epoll watches: both sockets are closed now, which ends both connections
-            tracing::error!(flow = self.flow().id, %error, "the sockets of a flow are lost");
+            tracing::error!(flow = self.flow().id, %error, "cannot wait for the sockets of a flow: both connections are closed");
             return false;
         }
         let after = self.flow().policy.keepalive;

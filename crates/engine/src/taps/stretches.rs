@@ -5,7 +5,7 @@
 //! below and above it come from control mode. After its end, a stretch stays until the receiver has acknowledged all
 //! of it and the ring has been empty since. By then control mode may be far ahead of the ring, and its bytes are held.
 
-use super::tap::{State, Tap, TapDirection};
+use super::tap::{Tap, TapDirection, TapState};
 use crate::sync::lock;
 use bytes::Bytes;
 use longsplice_datapath::{Datapath, Pair, Phase, Side, TapPosition, TapRecord, Tuple};
@@ -22,7 +22,7 @@ const LONG: u64 = 1 << 31;
 
 /// A stream that gets the bytes of a stretch.
 struct Target {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<TapState>>,
     way: TapDirection,
     /// Offset from positions of the sender to positions of this stream, wrapping.
     shift: u64,

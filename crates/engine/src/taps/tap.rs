@@ -91,7 +91,7 @@ pub struct TapCounts {
 
 /// State shared by the taps and their reader.
 #[derive(Debug)]
-struct Shared {
+struct TapTotals {
     /// Bytes held or not read yet, and their limit.
     used: AtomicUsize,
     most: usize,
@@ -106,19 +106,19 @@ struct Shared {
 #[derive(Clone, Debug)]
 pub struct Taps {
     pieces: Sender<Piece>,
-    shared: Arc<Shared>,
+    shared: Arc<TapTotals>,
 }
 
 /// Receives the pieces of all taps.
 #[derive(Debug)]
 pub struct TapReader {
     pieces: Receiver<Piece>,
-    shared: Arc<Shared>,
+    shared: Arc<TapTotals>,
 }
 
 /// A tap for one leg ([`Leg::tap`](crate::Leg::tap)).
 pub struct Tap {
-    pub(crate) state: Arc<Mutex<State>>,
+    pub(crate) state: Arc<Mutex<TapState>>,
 }
 
 impl Taps {
@@ -127,7 +127,7 @@ impl Taps {
         let (tx, pieces) = channel();
         let counts = AtomicU64::default;
         let (used, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { used, most, kept, bytes: counts(), gaps: counts(), doubts: counts() });
+        let shared = Arc::new(TapTotals { used, most, kept, bytes: counts(), gaps: counts(), doubts: counts() });
         (Taps { pieces: tx, shared: shared.clone() }, TapReader { pieces, shared })
     }
 
@@ -135,7 +135,7 @@ impl Taps {
     pub fn tap(&self, id: u64) -> Tap {
         let stream = |way| Stream::new(id, way, self.clone());
         let streams = [stream(TapDirection::FromHost), stream(TapDirection::ToHost)];
-        Tap { state: Arc::new(Mutex::new(State { streams, open: 0, left: false })) }
+        Tap { state: Arc::new(Mutex::new(TapState { streams, open: 0, left: false })) }
     }
 
     /// Returns the byte counts so far.
@@ -169,7 +169,7 @@ impl TapReader {
     }
 }
 
-impl Shared {
+impl TapTotals {
     /// Reserves memory. Returns false if there is no room.
     fn reserve(&self, size: usize) -> bool {
         reserve(&self.used, size, self.most)
@@ -218,7 +218,7 @@ impl Drop for Tap {
 }
 
 /// Both streams of a tap.
-pub(crate) struct State {
+pub(crate) struct TapState {
     streams: [Stream; 2],
     /// Number of stretches of which the ring may still hold copies.
     open: u32,
@@ -226,7 +226,7 @@ pub(crate) struct State {
     left: bool,
 }
 
-impl State {
+impl TapState {
     pub fn stream(&mut self, way: TapDirection) -> &mut Stream {
         &mut self.streams[way as usize]
     }

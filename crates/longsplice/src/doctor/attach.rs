@@ -1,6 +1,6 @@
 //! The attach test: load, attach and remove the programs without disturbing any traffic.
 
-use super::{Check, State};
+use super::{Check, CheckResult};
 use longsplice_datapath::{Datapath, OpenError, Options};
 use nix::{
     errno::Errno,
@@ -17,7 +17,7 @@ const NAME: &str = "tcx";
 
 /// The result when the test cannot succeed and is skipped.
 pub fn not_tried() -> Check {
-    Check::new(NAME, State::Note, "not tried, because of what is missing above")
+    Check::new(NAME, CheckResult::Note, "not tried, because of what is missing above")
 }
 
 /// Loads and attaches in a network namespace that exists only as long as this function's thread.

@@ -1,6 +1,6 @@
 //! Checks of a configuration file on this machine: what would end the start of `longsplice run --config`, or keep it from splicing.
 
-use super::{Check, State, facts};
+use super::{Check, CheckResult, facts};
 use longsplice_datapath::has_raw_sockets;
 use longsplice_engine::SpliceWhen;
 use longsplice_proxy::{Config, ListenerConfig};
@@ -63,7 +63,7 @@ fn memory(config: &Config) -> Check {
     let (flows, need) = (config.engine.datapath.max_flows, config.engine.datapath.table_bytes());
     let found = format!("tables of {flows} flows (--max-flows) take about {} MB", need / MB);
     match memory_limit() {
-        None => Check::new(NAME, State::Note, format!("{found}; the limit of this process is not known")),
+        None => Check::new(NAME, CheckResult::Note, format!("{found}; the limit of this process is not known")),
         Some(limit) if limit / 2 < need && limit != u64::MAX => {
             let found = format!("{found}, of {} MB that its cgroup may use", limit / MB);
             Check::warning(NAME, found, "a smaller --max-flows, or a larger limit")

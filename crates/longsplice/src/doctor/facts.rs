@@ -1,6 +1,6 @@
 //! Checks that only read the state of the machine.
 
-use super::{Check, State};
+use super::{Check, CheckResult};
 use crate::paths;
 use longsplice_datapath::{Device, Repair, Sockets};
 use longsplice_engine::OpenOptions;
@@ -104,7 +104,7 @@ fn devices(configured: bool) -> Vec<Check> {
     let mut checks: Vec<Check> = all
         .iter()
         .map(|d| {
-            let state = if d.ethernet && d.up { State::Ok } else { State::Note };
+            let state = if d.ethernet && d.up { CheckResult::Ok } else { CheckResult::Note };
             let link = if d.ethernet { "Ethernet" } else { "not Ethernet: connections over it are copied" };
             let up = if d.up { "up" } else { "down" };
             Check::new("device", state, format!("{}: {link}, {up}", d.name))
@@ -127,7 +127,7 @@ fn offloads(device: &Device) -> Vec<Check> {
     }
     let features = match longsplice_datapath::features(*index) {
         Ok(features) => features,
-        Err(e) => return vec![Check::new(NAME, State::Note, format!("{name}: unknown: {e}"))],
+        Err(e) => return vec![Check::new(NAME, CheckResult::Note, format!("{name}: unknown: {e}"))],
     };
     let has = |feature: &str| features.iter().any(|f| f == feature);
     let mut checks = Vec::new();
@@ -137,7 +137,7 @@ fn offloads(device: &Device) -> Vec<Check> {
     }
     if has(longsplice_datapath::LRO) {
         let found = format!("{name}: large receive offload is on; `longsplice run` switches it off, as routing does");
-        checks.push(Check::new(NAME, State::Note, found));
+        checks.push(Check::new(NAME, CheckResult::Note, found));
     }
     if *largest > USUAL {
         checks.push(Check::ok(NAME, format!("{name}: packets of up to {largest} bytes (BIG TCP), forwarded whole")));
@@ -229,7 +229,7 @@ fn guard() -> Check {
     // the kernel refuses an attempt without them, whatever it can do
     let lacking = longsplice_datapath::missing_capabilities();
     if !lacking.is_empty() {
-        return Check::new("guard", State::Note, format!("not checked: without {}", lacking.join(", ")));
+        return Check::new("guard", CheckResult::Note, format!("not checked: without {}", lacking.join(", ")));
     }
     let cure = "CONFIG_NETFILTER_BPF_LINK, or connections may be reset when a device is recreated";
     Check::warning("guard", "netfilter runs no programs", cure)
@@ -283,5 +283,5 @@ fn pinned() -> Check {
         Ok(Ok(_)) => format!("pinned at {}, left by a process that is gone", pin.display()),
         Ok(Err(_)) => format!("pinned at {}, by a process that runs: another would copy", pin.display()),
     };
-    Check::new(NAME, State::Note, found + other.as_deref().unwrap_or_default())
+    Check::new(NAME, CheckResult::Note, found + other.as_deref().unwrap_or_default())
 }

@@ -161,7 +161,7 @@ impl Soak {
         self.quiet();
         let program = &self.stage.program;
         program.has_no_flows();
-        let nothing = Holdings { foreign: Family::BOTH.len(), ..Holdings::default() }; // the listeners still exist
+        let nothing = Holdings { transparent: Family::BOTH.len(), ..Holdings::default() }; // the listeners still exist
         let is_empty = wait_for(LINGER, || (program.holdings() == nothing).then_some(()));
         match is_empty {
             Some(()) => traffic.ledger.note("the tables are empty"),

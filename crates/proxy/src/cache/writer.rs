@@ -1,6 +1,6 @@
 //! The thread that writes replies: it takes bodies from the tap and finds their ends.
 
-use super::{Count, Filling, Shared, file::Writing, variant};
+use super::{CacheInner, Count, Filling, file::Writing, variant};
 use longsplice_engine::{Piece, PieceKind, TapDirection, TapReader};
 use longsplice_http::{Body, Step};
 use std::{
@@ -14,7 +14,7 @@ use std::{
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<CacheInner>,
     /// Replies by number. `None`: the reply is not stored after all, and the rest of it is ignored.
     open: HashMap<u64, Option<Open>>,
     said: Option<Instant>,
@@ -23,7 +23,7 @@ pub(super) struct Writer {
 struct Open {
     file: Writing,
     body: Body,
-    /// Bytes that are included in `State::writing`.
+    /// Bytes that are included in `Contents::writing`.
     counted: u64,
 }
 
@@ -37,7 +37,7 @@ enum Lost {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>) -> Writer {
+    pub fn new(shared: Arc<CacheInner>) -> Writer {
         Writer { shared, open: HashMap::new(), said: None }
     }
 
@@ -84,7 +84,7 @@ impl Writer {
             self.shared.written(&before);
         }
         let Some(lost) = lost else { return };
-        Shared::unlink(&self.shared.temporary(id));
+        CacheInner::unlink(&self.shared.temporary(id));
         self.shared.count(match &lost {
             Lost::Gap => Count::Gap,
             Lost::Doubt => Count::Doubt,
@@ -130,7 +130,7 @@ impl Writer {
     }
 }
 
-impl Shared {
+impl CacheInner {
     /// Takes the next bytes from the server.
     fn feed(&self, open: &mut Open, mut bytes: &[u8]) -> Result<(), Lost> {
         while !bytes.is_empty() {
@@ -153,7 +153,7 @@ impl Shared {
         if self.make_room(&mut state) { Ok(()) } else { Err(Lost::Large) }
     }
 
-    /// Subtracts a file from `State::writing`.
+    /// Subtracts a file from `Contents::writing`.
     fn written(&self, open: &Open) {
         self.state().writing -= open.counted;
     }
@@ -167,7 +167,7 @@ impl Shared {
         let filling = state.fills.remove(&id).filter(|f| !f.stale).ok_or(Lost::Cut)?;
         fs::rename(self.temporary(id), self.entry(id)).map_err(Lost::Disk)?;
         let gone = state.index.add(filling.key, id, size, variant(&meta));
-        gone.iter().for_each(|file| Shared::unlink(&self.entry(*file)));
+        gone.iter().for_each(|file| CacheInner::unlink(&self.entry(*file)));
         self.make_room(&mut state);
         self.count(Count::Stored);
         Ok(())

@@ -20,7 +20,7 @@ mod up;
 use crate::{
     access::Denied,
     access_log::Outcome,
-    cache::{Asking, Fill, Meta},
+    cache::{Fetch, Fill, Meta},
     config::Http,
     fault::Fault,
     http_stream::Stream,
@@ -55,7 +55,7 @@ pub(crate) struct Exchange<'a> {
     /// Whether the client's connection is closed afterwards, even if the reply allows another request.
     last: bool,
     /// What the cache needs of the reply, and the reply being stored.
-    asking: Option<&'a Asking>,
+    fetch: Option<&'a Fetch>,
     fill: Option<Fill>,
     up: Up,
     down: Down,
@@ -136,7 +136,7 @@ impl<'a> Exchange<'a> {
         head: Vec<u8>,
         http: &'a Http,
         last: bool,
-        (bodies, asking): (SpliceWhen, Option<&'a Asking>),
+        (bodies, fetch): (SpliceWhen, Option<&'a Fetch>),
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
@@ -145,7 +145,7 @@ impl<'a> Exchange<'a> {
             request,
             http,
             last,
-            asking,
+            fetch,
             fill: None,
             up: Up { head, sent: 0, body, checked: 0, broken: false, copy: false },
             down: Down {

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     access::{Rules, Subject},
     access_log::Record,
-    cache::Asking,
+    cache::Fetch,
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
@@ -85,7 +85,7 @@ impl Row<'_> {
     pub(super) async fn forward_request(
         &mut self,
         routed: &RoutedRequest<'_>,
-        mut asking: Option<Box<Asking>>,
+        mut fetch: Option<Box<Fetch>>,
         record: &mut Record,
     ) -> Next {
         let mut tries = Tries::default();
@@ -93,12 +93,12 @@ impl Row<'_> {
             if let Err(fault) = self.seek(routed, &mut tries).await {
                 return self.refuse(routed.request, record, &fault, status_of(&fault)).await;
             }
-            let end = self.exchange(routed, (&tries, asking.as_deref()), record).await;
+            let end = self.exchange(routed, (&tries, fetch.as_deref()), record).await;
             self.settle(&end, &mut tries);
             return match end {
                 End::Stale => continue,
                 End::Validated { meta, .. } => {
-                    let stored = Box::pin(self.validated(routed.request, (asking.as_deref_mut(), meta), record)).await;
+                    let stored = Box::pin(self.validated(routed.request, (fetch.as_deref_mut(), meta), record)).await;
                     let Some(next) = stored else { continue }; // ask again, for the complete reply
                     next
                 }
@@ -208,7 +208,7 @@ impl Row<'_> {
     async fn exchange(
         &mut self,
         routed: &RoutedRequest<'_>,
-        (tries, asking): (&Tries, Option<&Asking>),
+        (tries, fetch): (&Tries, Option<&Fetch>),
         record: &mut Record,
     ) -> End {
         let request = routed.request;
@@ -232,15 +232,15 @@ impl Row<'_> {
             site,
         };
         let mut head = forward::request(request, &onward);
-        if let Some(asking) = asking {
-            asking.ask(&mut head);
+        if let Some(fetch) = fetch {
+            fetch.ask(&mut head);
         }
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { SpliceWhen::Never };
         server.limit(bodies != SpliceWhen::Never && habit.is_long());
         let ends = (&mut self.client, server);
-        let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, asking));
+        let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, fetch));
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let (since, alarm) = (exchange.moved, &mut self.alarm);

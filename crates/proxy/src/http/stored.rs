@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     access_log::Record,
-    cache::{Asking, Count, Found, Meta, Question},
+    cache::{Count, Fetch, Found, Meta, Question},
 };
 use longsplice_http::{
     Form, Request, Response,
@@ -27,7 +27,7 @@ impl Row<'_> {
         &mut self,
         routed: &RoutedRequest<'_>,
         record: &mut Record,
-    ) -> Result<Next, Option<Box<Asking>>> {
+    ) -> Result<Next, Option<Box<Fetch>>> {
         let request = routed.request;
         let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &routed.to) else { return Err(None) };
         let url = match &request.form {
@@ -37,7 +37,7 @@ impl Row<'_> {
         let intercepts = self.front.listener.intercepts;
         let url = if intercepts { format!("{} {url}", self.client.leg.local()) } else { url };
         let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
-        let mut asking = Box::new(Asking {
+        let mut fetch = Box::new(Fetch {
             cache: cache.clone(),
             question: Question::new(request, url.clone(), self.http.identity),
             filter: filter.clone(),
@@ -45,7 +45,7 @@ impl Row<'_> {
             changes: (!safe).then_some(url),
             asked_at: SystemTime::now(),
         });
-        let Some(question) = &asking.question else { return Err(Some(asking)) };
+        let Some(question) = &fetch.question else { return Err(Some(fetch)) };
         let may_have = |found: &Found| {
             let (subject, from) = (routed.subject(&self.client), found.stored.meta.server);
             self.front.listener.rules.check(&subject, target, from).is_ok()
@@ -58,7 +58,7 @@ impl Row<'_> {
                     return Ok(next);
                 }
             }
-            Some(found) if found.stored.meta.has_validator() => asking.stale = Some(found),
+            Some(found) if found.stored.meta.has_validator() => fetch.stale = Some(found),
             Some(_) | None => {}
         }
         if only_if_cached {
@@ -70,23 +70,23 @@ impl Row<'_> {
             self.say(&reply.encode(SystemTime::now())).await;
             return Ok(if close { Next::Close } else { Next::Request });
         }
-        Err(Some(asking))
+        Err(Some(fetch))
     }
 
     /// Answers after the server has confirmed the stored reply. `None`: ask again, for the complete reply.
     pub(super) async fn validated(
         &mut self,
         request: &Request,
-        (asking, meta): (Option<&mut Asking>, Option<Box<Meta>>),
+        (fetch, meta): (Option<&mut Fetch>, Option<Box<Meta>>),
         record: &mut Record,
     ) -> Option<Next> {
-        let asking = asking?;
-        let mut found = asking.stale.take()?;
+        let fetch = fetch?;
+        let mut found = fetch.stale.take()?;
         let Some(meta) = meta else {
-            asking.cache.forget(&found);
+            fetch.cache.forget(&found);
             return None;
         };
-        asking.cache.freshen(&mut found, *meta).await;
+        fetch.cache.freshen(&mut found, *meta).await;
         self.serve_stored(request, found, (Count::Revalidated, "revalidated"), record).await
     }
 

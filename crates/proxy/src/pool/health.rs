@@ -16,7 +16,7 @@ pub(super) enum Change {
 
 /// State of a server, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum State {
+pub(super) enum ServerHealth {
     /// The server is used.
     Up,
     /// Requests have failed; the server is out for a time.
@@ -38,11 +38,11 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub fn state(&self, now: Instant) -> State {
+    pub fn state(&self, now: Instant) -> ServerHealth {
         match self.out {
-            _ if self.down => State::Down,
-            Some(until) if now < until => State::Out,
-            Some(_) | None => State::Up,
+            _ if self.down => ServerHealth::Down,
+            Some(until) if now < until => ServerHealth::Out,
+            Some(_) | None => ServerHealth::Up,
         }
     }
 
@@ -90,13 +90,13 @@ mod tests {
         let (mut h, t) = (Health::default(), Instant::now());
         let after = |s| t + Duration::from_secs(s);
         assert_eq!((h.failed(&LIMITS, t), h.succeeded(), h.failed(&LIMITS, t)), (None, None, None));
-        assert_eq!((h.failed(&LIMITS, t), h.state(t)), (Some(Change::Down), State::Out));
-        assert_eq!((h.failed(&LIMITS, after(5)), h.state(after(9))), (None, State::Out));
-        assert_eq!(h.state(after(10)), State::Up);
+        assert_eq!((h.failed(&LIMITS, t), h.state(t)), (Some(Change::Down), ServerHealth::Out));
+        assert_eq!((h.failed(&LIMITS, after(5)), h.state(after(9))), (None, ServerHealth::Out));
+        assert_eq!(h.state(after(10)), ServerHealth::Up);
         // the trial fails: once is enough, and there is no change to report
-        assert_eq!((h.failed(&LIMITS, after(11)), h.state(after(20))), (None, State::Out));
-        assert_eq!((h.succeeded(), h.state(after(12))), (Some(Change::Up), State::Up));
-        assert_eq!((h.failed(&LIMITS, after(13)), h.state(after(13))), (None, State::Up));
+        assert_eq!((h.failed(&LIMITS, after(11)), h.state(after(20))), (None, ServerHealth::Out));
+        assert_eq!((h.succeeded(), h.state(after(12))), (Some(Change::Up), ServerHealth::Up));
+        assert_eq!((h.failed(&LIMITS, after(13)), h.state(after(13))), (None, ServerHealth::Up));
     }
 
     #[test]
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(run(&[true, false, false, true, false, false]), [None; 6]);
         assert_eq!(run(&[false, false, true, false, true]), [Some(Change::Down), None, None, None, None]);
         assert_eq!(run(&[true, false]), [Some(Change::Up), None]);
-        assert_eq!(h.state(t), State::Up);
+        assert_eq!(h.state(t), ServerHealth::Up);
     }
 
     #[test]
@@ -114,6 +114,6 @@ mod tests {
         let (mut h, t) = (Health::default(), Instant::now());
         assert_eq!([0; 3].map(|_| h.checked(&LIMITS, false)), [None, None, Some(Change::Down)]);
         h.succeeded();
-        assert_eq!(h.state(t), State::Down);
+        assert_eq!(h.state(t), ServerHealth::Down);
     }
 }

@@ -32,13 +32,13 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 pub struct Server {
     listeners: Vec<TcpListener>,
     stop: Arc<AtomicBool>,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<Served>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 /// What the threads of a server share.
 #[derive(Default)]
-struct Shared {
+struct Served {
     connections: u64,
     live: HashMap<u64, TcpStream>,
     /// Sum over the connections that have ended.
@@ -47,7 +47,7 @@ struct Shared {
     uploaded: Option<Instant>,
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(shared: &Mutex<Served>) -> MutexGuard<'_, Served> {
     shared.lock().expect("no panic under this lock")
 }
 
@@ -106,7 +106,7 @@ fn plus(a: SenderFacts, b: SenderFacts) -> SenderFacts {
     SenderFacts { retransmitted: a.retransmitted + b.retransmitted, timeouts: a.timeouts + b.timeouts }
 }
 
-fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Shared>>) {
+fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Served>>) {
     const LOOK: Duration = Duration::from_millis(50);
     while !stop.load(Relaxed) {
         // Errors are noticed by the client.
@@ -130,7 +130,7 @@ fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Shar
 }
 
 /// Answers requests until the client ends the connection.
-fn serve(stream: &TcpStream, shared: &Mutex<Shared>) -> io::Result<()> {
+fn serve(stream: &TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut peer = Peer { stream, block: vec![0; BLOCK], filled: 0, deadline: None };
     while let Some(head) = peer.head()? {

@@ -130,9 +130,9 @@ impl Exchange<'_> {
         let early = !self.up_done();
         // The server would take the unread rest of the request for the next one.
         let reuse = reply.keep_alive && !early && !self.request.has_odd_content();
-        if let Some(asking) = self.asking {
+        if let Some(fetch) = self.fetch {
             let (from, first) = (self.server.leg.remote(), self.server.in_hand());
-            match asking.hear(reply, from, first) {
+            match fetch.hear(reply, from, first) {
                 Heard::Pass => {}
                 Heard::Miss => self.outcome.cache = Some("miss"),
                 Heard::Fill(fill, tap) => {

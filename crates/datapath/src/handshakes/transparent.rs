@@ -1,10 +1,10 @@
-//! Transparent connections, called foreign in the code (bpf/handshake.h): routing of segments for
+//! Transparent connections (bpf/handshake.h): routing of segments for
 //! addresses that are not ours to local sockets.
 
 use crate::{
     Datapath, abi,
     handshakes::handshake::listens,
-    names::MARK_FOREIGN,
+    names::MARK_TRANSPARENT,
     network::netlink::{Netlink, request},
 };
 use nix::libc;
@@ -18,25 +18,25 @@ const TABLE: u32 = 0x6c73;
 
 /// The routing rules of one address family. While it lives, marked packets are routed to local sockets.
 #[derive(Debug)]
-pub struct Foreign {
+pub struct TransparentRoutes {
     family: libc::c_int,
 }
 
-impl Foreign {
+impl TransparentRoutes {
     /// Installs the routing rules, replacing those of an earlier process. Needs CAP_NET_ADMIN.
-    pub fn new(v6: bool) -> io::Result<Foreign> {
+    pub fn new(v6: bool) -> io::Result<TransparentRoutes> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         leave(family)?;
-        let foreign = Foreign { family }; // from here on, failures remove the rules
+        let transparent = TransparentRoutes { family }; // from here on, failures remove the rules
         enter(family)?;
-        Ok(foreign)
+        Ok(transparent)
     }
 }
 
-impl Drop for Foreign {
+impl Drop for TransparentRoutes {
     fn drop(&mut self) {
         if let Err(error) = leave(self.family) {
-            tracing::warn!(%error, "the rules of routing for table {TABLE} stay");
+            tracing::warn!(%error, "cannot remove the routing rules for table {TABLE}: they stay");
         }
     }
 }
@@ -67,7 +67,7 @@ fn rules() -> [Rule; 3] {
     const FR_ACT_NOP: u8 = 3;
     let number = |kind: u16, value: u32| (kind, value.to_ne_bytes().to_vec());
     let (skip, target) = (number(FRA_GOTO, PRIORITY + 2), number(FRA_PRIORITY, PRIORITY + 2));
-    let mark = || number(FRA_FWMARK, MARK_FOREIGN);
+    let mark = || number(FRA_FWMARK, MARK_TRANSPARENT);
     [
         (FR_ACT_GOTO, vec![number(FRA_PRIORITY, PRIORITY), mark(), (FRA_IIFNAME, b"lo\0".to_vec()), skip]),
         (FR_ACT_TO_TBL, vec![number(FRA_PRIORITY, PRIORITY + 1), mark(), number(FRA_TABLE, TABLE)]),
@@ -148,7 +148,7 @@ impl Datapath {
     /// Passes SYNs of transparent connections to this address (any address if it is unspecified)
     /// to [`Datapath::poll_handshakes`] instead of the stack, until [`Datapath::unlisten`]. `waits`:
     /// as for [`Datapath::listen_end_to_end`].
-    pub fn listen_foreign(&self, addr: SocketAddr, waits: bool) -> io::Result<()> {
-        self.maps.listen(addr, Some(listens(abi::listens::LISTENS_FOREIGN, waits)))
+    pub fn listen_transparent(&self, addr: SocketAddr, waits: bool) -> io::Result<()> {
+        self.maps.listen(addr, Some(listens(abi::listens::LISTENS_TRANSPARENT, waits)))
     }
 }

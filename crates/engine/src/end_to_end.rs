@@ -1,7 +1,7 @@
 //! Listeners for connections whose hosts shake hands with each other: [`EndToEndListener`].
 
 use crate::{
-    handshakes::{self, Course, ForeignCounts, Opened},
+    handshakes::{self, Course, Opened, TransparentCounts},
     holding::prepare,
     leg::{Leg, opened::HeldData},
     listener::Listener,
@@ -15,11 +15,11 @@ use std::{io, net::SocketAddr, os::fd::OwnedFd};
 use tokio::sync::mpsc;
 
 /// A listener for connections whose hosts shake hands with each other: transparent ones
-/// ([`Splicer::listen_foreign`]), and those of clients of a listening socket ([`Splicer::end_to_end`]).
+/// ([`Splicer::listen_transparent`]), and those of clients of a listening socket ([`Splicer::end_to_end`]).
 pub struct EndToEndListener {
     splicer: Splicer,
     addr: SocketAddr,
-    foreign: bool,
+    transparent: bool,
     opened: mpsc::Receiver<Opened>,
 }
 
@@ -53,9 +53,9 @@ impl EndToEndListener {
 impl Drop for EndToEndListener {
     fn drop(&mut self) {
         lock(self.splicer.handshakes()).unlisten(self.addr);
-        let stop = |d: &Datapath| if self.foreign { d.unlisten(self.addr) } else { d.listen(self.addr) };
+        let stop = |d: &Datapath| if self.transparent { d.unlisten(self.addr) } else { d.listen(self.addr) };
         if let Some(Err(error)) = self.splicer.datapath().map(stop) {
-            tracing::warn!(addr = %self.addr, %error, "connections are still taken");
+            tracing::warn!(addr = %self.addr, %error, "cannot stop listening: new connections are still accepted");
         }
     }
 }
@@ -74,7 +74,7 @@ impl Splicer {
     /// not block. A connection is accepted when its server has answered. Errors are those of raw sockets and
     /// routing rules, which need CAP_NET_RAW and CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path,
     /// [`io::ErrorKind::InvalidInput`] for port 0, and [`io::ErrorKind::AddrInUse`] if `addr` has a listener already.
-    pub fn listen_foreign(
+    pub fn listen_transparent(
         &self,
         addr: SocketAddr,
         allow: impl Fn(SocketAddr, SocketAddr) -> bool + Send + 'static,
@@ -82,10 +82,14 @@ impl Splicer {
         let without = || io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this");
         let d = self.datapath().ok_or_else(without)?;
         if addr.port() == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "connections of others have a port: name it"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a transparent listener needs a port other than 0",
+            ));
         }
-        let opened = handshakes::listen(self.handshakes(), self.engine(), d, addr, Course::Foreign(Box::new(allow)))?;
-        Ok(EndToEndListener { splicer: self.clone(), addr, foreign: true, opened })
+        let opened =
+            handshakes::listen(self.handshakes(), self.engine(), d, addr, Course::Transparent(Box::new(allow)))?;
+        Ok(EndToEndListener { splicer: self.clone(), addr, transparent: true, opened })
     }
 
     /// Lets the clients of a listening socket shake hands with a server: a client's SYN becomes the server's SYN at once,
@@ -107,11 +111,11 @@ impl Splicer {
         let addr = listener.local_addr()?;
         let course = Course::Chosen(Box::new(choose), Box::new(lost));
         let opened = handshakes::listen(self.handshakes(), self.engine(), d, addr, course)?;
-        Ok(EndToEndListener { splicer: self.clone(), addr, foreign: false, opened })
+        Ok(EndToEndListener { splicer: self.clone(), addr, transparent: false, opened })
     }
 
     /// Returns the counters of connections that were not opened.
-    pub fn foreign_counts(&self) -> ForeignCounts {
+    pub fn transparent_counts(&self) -> TransparentCounts {
         lock(self.handshakes()).counts()
     }
 }

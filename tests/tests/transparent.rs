@@ -50,7 +50,7 @@ fn both(family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAdd
 }
 
 fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAddr)) {
-    let f = Forwarder::foreign(lab, any(family), policy);
+    let f = Forwarder::transparent(lab, any(family), policy);
     let serving = route(family).serve(lab, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
     let (stream, own) = route(family).dial(lab, &script);
@@ -74,7 +74,7 @@ fn hosts_go_on_without_us_if_the_clients_leg_finds_no_room() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
         let options = DatapathOptions { max_flows: FLOWS.into(), ..DatapathOptions::default() }.into();
-        let f = Forwarder::foreign_with(&lab, any(family), at_once(), options);
+        let f = Forwarder::transparent_with(&lab, any(family), at_once(), options);
         let at = SERVER.port(family, PORT);
         let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
         let idle =
@@ -94,7 +94,7 @@ fn hosts_go_on_without_us_if_the_clients_leg_finds_no_room() {
         intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         // the client's first data may come before user space has heard of its acknowledgement
         assert!(f.verdict("table-full") >= 1, "{:?}", f.verdicts());
-        assert_eq!(f.splicer.foreign_counts().untracked, 1);
+        assert_eq!(f.splicer.transparent_counts().untracked, 1);
     }
 }
 
@@ -170,7 +170,7 @@ fn spliced_and_taken_back_while_segments_are_lost() {
 fn released_and_taken_back() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
         let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         let (mut server, _) = listener.accept().expect("accept");
@@ -199,7 +199,7 @@ fn released_and_taken_back() {
 fn lost_segments_of_the_handshake_come_again() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let whole = |ended: &Ended, name: &str| spliced_whole(ended, BYTES_AT_ONCE, name);
         route(family).lose_handshake_segments(&lab, &f, BYTES_AT_ONCE, whole);
     }
@@ -210,7 +210,7 @@ fn lost_segments_of_the_handshake_come_again() {
 fn data_right_behind_the_handshake_is_spliced() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         route(family).splice_from_the_first_byte(&lab, &f);
     }
 }
@@ -235,7 +235,7 @@ fn a_server_that_remembers_an_earlier_connection() {
         setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // so that it is closed silently
         drop(routed);
         routes("0");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let again = lab.client.spawn(move || connect(SERVER.port(family, PORT), &script).map(|c| converse(c, &script)));
         let answer = Script::answerer().bytes(1000);
         listener.set_nonblocking(true).expect("nonblocking");
@@ -253,7 +253,7 @@ fn a_server_that_remembers_an_earlier_connection() {
 fn who_is_refused_hears_of_it() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let refused = lab.client.run(|| TcpStream::connect(SERVER.port(family, PORT)));
         assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
         let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
@@ -267,7 +267,7 @@ fn who_is_refused_hears_of_it() {
 fn a_server_hears_that_its_client_has_gone() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let server = SERVER.port(family, PORT);
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
         listener.set_nonblocking(true).expect("nonblocking");
@@ -293,7 +293,7 @@ fn a_client_that_misses_a_reset_hears_of_it_when_it_sends() {
     let cases = [(Family::V4, true), (Family::V6, true), (Family::V4, false), (Family::V6, false)];
     for (n, (family, is_down)) in cases.into_iter().enumerate() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), by_hand());
+        let f = Forwarder::transparent(&lab, any(family), by_hand());
         let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
         let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         client.set_read_timeout(Some(PATIENCE)).expect("time limit");
@@ -325,7 +325,7 @@ fn a_client_that_is_ahead_of_the_reset_is_reset_again() {
     for (family, policy) in [(Family::V4, at_once()), (Family::V6, at_once()), (Family::V4, by_hand())] {
         let state = if policy.when == SpliceWhen::AtOnce { FlowState::Spliced } else { FlowState::Copying };
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), policy);
+        let f = Forwarder::transparent(&lab, any(family), policy);
         let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
         let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         client.set_read_timeout(Some(PATIENCE)).expect("time limit");
@@ -354,7 +354,7 @@ fn a_flood_of_syns_takes_no_more_than_its_share() {
 fn flood(family: Family) {
     const HALF_OPEN: usize = 1024;
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let f = Forwarder::transparent(&lab, any(family), at_once());
     let silence =
         lab.impair(LinkDirection::ToServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
     let to = SERVER.port(family, PORT);
@@ -366,12 +366,12 @@ fn flood(family: Family) {
         };
         (0..HALF_OPEN + 300).map(ask).collect()
     });
-    wait_for(Duration::from_secs(5), || (f.splicer.foreign_counts().given_up >= 300).then_some(())).unwrap_or_else(
-        || panic!("the oldest are given up: {}, {:?}", f.splicer.foreign_counts().given_up, f.verdicts()),
+    wait_for(Duration::from_secs(5), || (f.splicer.transparent_counts().given_up >= 300).then_some(())).unwrap_or_else(
+        || panic!("the oldest are given up: {}, {:?}", f.splicer.transparent_counts().given_up, f.verdicts()),
     );
     let legs = f.splicer.datapath().expect("kernel path").legs();
     assert!(legs.len() <= HALF_OPEN, "{}", legs.len());
-    assert!(legs.iter().all(|(_, l)| l.flags & LegFlags::FOREIGN != 0));
+    assert!(legs.iter().all(|(_, l)| l.flags & LegFlags::TRANSPARENT != 0));
     drop(flood);
     drop(silence);
     let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
@@ -383,7 +383,7 @@ fn flood(family: Family) {
 /// A forwarder in front of a server that answers every SYN.
 fn answering_server(family: Family) -> (Lab, Forwarder, TcpListener) {
     let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let f = Forwarder::transparent(&lab, any(family), at_once());
     let listener = lab.server.run(|| listen(SERVER.port(family, PORT), &Script::answerer())).expect("listen");
     listener.set_nonblocking(true).expect("nonblocking");
     (lab, f, listener)
@@ -428,7 +428,7 @@ fn answered_flood(family: Family) {
     (0..FORGED).for_each(|_| forge());
     let early = exchange(early.join().expect("client").expect("its handshake is not given up"));
     f.wait_state(FlowState::Spliced);
-    let counts = || f.splicer.foreign_counts();
+    let counts = || f.splicer.transparent_counts();
     let too_many = || {
         forge();
         (counts().untracked > 0).then_some(())
@@ -503,7 +503,7 @@ impl Older {
         let client = lab.client.run(|| TcpStream::connect(SERVER.port(family, PORT))).expect("connected");
         let (server, _) = listener.accept().expect("accept");
         [&client, &server].iter().for_each(|s| s.set_read_timeout(Some(PATIENCE)).expect("a limit"));
-        let f = Forwarder::foreign(&lab, any(family), policy);
+        let f = Forwarder::transparent(&lab, any(family), policy);
         Older { f, lab, client, server }
     }
 
@@ -591,7 +591,7 @@ fn a_reset_of_a_routed_connection_is_routed() {
 fn a_connection_that_began_without_us_is_left_alone() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let [at_client, at_server] = [&lab.client, &lab.server].map(|at| Nobody::at(at, family));
         let (client, server) = (at_client.address(9), SERVER.port(family, PORT));
         let says = |seq, ack, flags| Packet { seq, ack, flags, ..Packet::new(client, server) };
@@ -612,7 +612,7 @@ fn a_connection_that_began_without_us_is_left_alone() {
         }
         let answer = Packet { from: server, to: client, ..says(500, 2, flag::SYN | flag::ACK) };
         at_server.sends(&answer);
-        wait_for(PATIENCE, || (f.splicer.foreign_counts().untracked == 1).then_some(())).expect("it is let go");
+        wait_for(PATIENCE, || (f.splicer.transparent_counts().untracked == 1).then_some(())).expect("it is let go");
         assert!(f.splicer.datapath().expect("kernel path").legs().is_empty(), "{family:?}");
     }
 }
@@ -623,7 +623,7 @@ fn a_connection_that_began_without_us_is_left_alone() {
 fn a_client_that_comes_again_before_the_answer_is_served() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let f = Forwarder::transparent(&lab, any(family), at_once());
         let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
         rules(&["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"]);
         let client = CLIENT.port(family, 40_002);
@@ -675,7 +675,7 @@ fn a_late_reset_of_an_earlier_connection_is_not_that_of_the_next() {
 /// A client connects while a socket of an earlier connection has its addresses, which is closed after `meanwhile`. It is then served.
 fn behind_an_earlier_socket(family: Family, meanwhile: impl FnOnce(&Lab, &Forwarder)) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let f = Forwarder::transparent(&lab, any(family), at_once());
     let (client, to) = (CLIENT.port(family, 40_003), SERVER.port(family, PORT));
     let earlier = lab.forwarder.run(|| {
         let s = Socket::new(Domain::for_address(client), Type::STREAM, None).expect("socket");

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* A new connection takes the place of one that is over, from the same port (RFC 6191). */
+#ifndef LONGSPLICE_REPLACE_H
+#define LONGSPLICE_REPLACE_H
+
+#include "emit.h"
+#include "fast.h"
+#include "path.h"
+
+/* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. keep: the path
+ * entry stays, so that its host is still reset (reset_again()), until user space forgets the flow. */
+static __noinline int replace(const struct tuple *t, int more, int keep)
+{
+	struct replaced last = { .more = more };
+	struct leg *l = bpf_map_lookup_elem(&legs, t);
+	struct half h = {};
+	__u64 origin;
+
+	if (l)
+		read_positions(&h, &last.end, &origin, l, find_path(t));
+	last.flags = h.flags;
+	submit(t, EVENT_REPLACED, &last, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
+	bpf_map_delete_elem(&legs, t);
+	return keep ? 0 : remove_path(t);
+}
+
+/* What begin_anew() does with the flow's other leg, sc->other. */
+enum other_leg {
+	OTHER_NONE,     /* there is none */
+	OTHER_GOES,     /* its entries go, or its late segments would enter the new connection */
+	OTHER_IS_RESET, /* its record goes; its host may not have got the reset, and is answered with another one */
+};
+
+/* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
+ * entries of the old one go, and its flow is told. The socket of the old connection may still be there, since its segments were
+ * forwarded past it, and user space has not heard of the end yet. It would challenge the SYN, and the client would have to send
+ * that again after a second. So the socket gets an RST, and the SYN arrives once more behind it. other: enum other_leg. */
+__noinline int begin_anew(struct __sk_buff *skb, int other)
+{
+	struct scratch *sc = scratch();
+	struct tcp_sock *tp = NULL;
+	struct bpf_sock *sk;
+	__u32 next = 0, live = 0;
+
+	if (!sc)
+		return TCX_NEXT;
+	if (other)
+		replace(&sc->other, 1, other == OTHER_IS_RESET);
+	replace(&sc->t, 0, 0);
+	sk = sc->taken ? NULL : socket_of(skb, sc); /* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
+	if (!sk)
+		return RETRY;
+	if (sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_TIME_WAIT && sk->state != BPF_TCP_NEW_SYN_RECV)
+		tp = bpf_skc_to_tcp_sock(sk);
+	if (tp) {
+		next = tp->rcv_nxt;
+		live = 1;
+	}
+	bpf_sk_release(sk);
+	if (!live || bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		return RETRY;
+	sc->p.l.seq = next;
+	sc->p.l.flags = TH_RST;
+	sc->p.l.win = sc->p.l.urg = 0;
+	sc->p.l.strip_ecn = 1;
+	sc->p.l.keep = 0;
+	sc->ts_at = sc->sack_at = 0;
+	return emit_local(skb, 0);
+}
+
+#endif
