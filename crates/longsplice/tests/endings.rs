@@ -169,7 +169,7 @@ fn hosts_that_cannot_be_reached_hear_later() {
     let closing = || forwarder.execute("ss", &["-Htan", "state", "connected", "dport", "!=", "7000"]).unwrap();
     eventually("the end of the sockets towards clients", || closing().is_empty().then_some(()));
     let proxy = place.proxy(false);
-    eventually("a host was not told", || proxy.messages().contains("was not told yet").then_some(()));
+    eventually("a host was not told", || proxy.messages().contains("cannot reset a host yet").then_some(()));
     link("up");
     for (i, mut client) in ends.iter().step_by(2).enumerate() {
         assert_eq!(client.read(&mut [0]).map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset), "{i}");
