@@ -320,10 +320,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	e->keep = s->len;
 	e->flags = s->flags;
 	e->strip_ts = e->strip_sack = e->strip_ecn = 0;
-	/* The socket of a flow that was reset cannot deliver anything, nor can its probes open a window: the host waits for bytes that
-	 * nobody will send again. */
+	/* The socket of a flow that was reset cannot deliver anything. Nor can its probes open a window: the host waits for bytes that
+	 * nobody will send again. A probe below all that it has got is another matter: it asks for the number of the reset, which a
+	 * host that was ahead has ignored. */
 	if (s->flags & TH_RST || (fin && is_false_end(l, end)) ||
-	    (is_given_up(l) && is_switching(l) && (end != seq || lacks_forwarded(l)))) {
+	    (is_given_up(l) && is_switching(l) && (end != seq || (lacks_forwarded(l) && !before(seq, l->ack_in))))) {
 		e->flags = s->flags & TH_RST ? s->flags : TH_RST | TH_ACK;
 		e->keep = 0;
 		/* The host accepts an RST only with exactly the number that it expects next (RFC 5961, 3.2). */
