@@ -183,7 +183,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 		return drop(V_NO_HOP);
 	w.all = *(volatile __u64 *)&p->word.all;
 	if (w.flags & PATH_DEAD)
-		return TCX_NEXT; /* as in fast_ingress() */
+		return TCX_NEXT; /* the kernel answers it once the socket is gone: an RST cannot be made of a fragment */
 	if (is_crossed(sc))
 		return drop(V_FRAGMENT_CROSS);
 	if (sc->s.flags & (TH_SYN | TH_RST))
