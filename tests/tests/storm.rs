@@ -27,8 +27,9 @@ const CONNECTIONS: usize = 8;
 const CYCLES: u32 = 1000;
 /// A processor that the hypervisor suspends for a millisecond may hold a segment that later ones overtake, and the receiver
 /// then drops the segment as old (PAWS). The kernel reports stolen time in steps of 10 ms, too coarse to detect this. A
-/// storm with at most this many such segments is repeated; a wrong clock would cause far more, and every time.
-const OVERTAKEN: u64 = 3;
+/// storm with at most this many such segments (7 were seen beside three others) is repeated; a wrong clock would cause hundreds, and
+/// every time.
+const OVERTAKEN: u64 = 20;
 /// Storms take turns: a processor that another storm keeps busy holds segments back as well.
 static TURN: Mutex<()> = Mutex::new(());
 /// Maximum number of storms.

@@ -120,7 +120,7 @@ fn a_client_without_room_for_its_server_makes_room() {
             assert!(b.datapath.leg(&clients[0]).is_none() && b.datapath.path(&clients[0]).is_none());
             assert!(matches!(expect(0), Err(ExpectError::Untracked)));
             assert!(matches!(expect(1), Ok(ExpectedLeg { mss: Some(_), .. })), "there is room again");
-            for (n, needed) in [(2, LegFlags::PAIRED), (3, LegFlags::END_TO_END)] {
+            for (n, needed) in [(2, LegFlags::PAIRED), (3, LegFlags::END_TO_END), (4, LegFlags::RESTORED)] {
                 let mut leg = testing::get_leg(&b.datapath, &clients[n]).expect("tracked");
                 leg.flags |= needed;
                 testing::put_leg(&b.datapath, &clients[n], &leg).expect("leg");
@@ -130,6 +130,7 @@ fn a_client_without_room_for_its_server_makes_room() {
             assert_eq!(b.datapath.give_back(Pair::new(&clients[1], &server(v6, 50_001))), Pair::both(true));
             let given_back = b.datapath.give_back(Pair::new(&clients[2], &clients[0]));
             assert_eq!(given_back, Pair::new(false, true), "none is not kept, either");
+            assert_eq!(b.datapath.give_back(Pair::new(&clients[3], &clients[4])), Pair::both(false));
             assert_eq!(b.datapath.legs().len(), 30);
             assert!(found_no_room(32) && !full(&clients[32]) && !found_no_room(32), "its next connection has room");
             b.datapath.legs().iter().for_each(|(t, _)| b.datapath.forget(t));

@@ -20,7 +20,9 @@ impl IdleEntry {
     /// Returns whether a handshake between the host and us is complete, and there was
     /// no switch since. The socket, if there is one, works without such an entry.
     pub fn is_spare(&self) -> bool {
-        self.flags & (LegFlags::TRACKED | LegFlags::PAIRED | LegFlags::END_TO_END) == LegFlags::TRACKED
+        // like is_spare() in bpf/calls.h
+        let needed = LegFlags::PAIRED | LegFlags::RESTORED | LegFlags::END_TO_END;
+        self.flags & (LegFlags::TRACKED | needed) == LegFlags::TRACKED
     }
 
     /// Returns the connection that has the entry.

@@ -388,8 +388,10 @@ impl Core {
         Action::Wait
     }
 
-    /// Continues with new sockets at the positions of the hosts.
+    /// Continues with new sockets at the positions of the hosts. A host may be ahead of its socket, which then needs its entry as
+    /// one that was in a switch does.
     fn recreated(&mut self, cx: &mut Context<'_>, ends: Pair<u64>) -> Action {
+        cx.at.iter_mut().for_each(|at| at.shimmed = true);
         self.stay |= self.forwarded.back.take().is_some_and(|back| back.stay);
         self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, Pair::both(0))));
         for from in Side::BOTH {

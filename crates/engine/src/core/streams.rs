@@ -15,7 +15,8 @@ pub struct Position {
     pub eof: bool,
     /// We have sent our FIN.
     pub shut: bool,
-    /// Sequence numbers on the wire differ from the socket's. The leg's entries must outlive the socket.
+    /// Sequence numbers on the wire may differ from the socket's, or its host be ahead of it. The leg's entries must outlive the
+    /// socket.
     pub shimmed: bool,
 }
 

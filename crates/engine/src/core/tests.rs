@@ -734,6 +734,7 @@ fn a_flow_is_released_in_time_and_comes_back_when_it_is_idle() {
     assert!(matches!(flow.on(Event::Recreated(Ok(Pair::new(7, 8)))), Action::Attend));
     assert_eq!((flow.shown.spliced, flow.at.client.consumed, flow.at.client.produced), (Pair::new(7, 8), 7, 8));
     assert!(flow.core.stay && !flow.core.is_returning());
+    assert!(flow.at.iter().all(|at| at.shimmed), "a host may be ahead of its new socket");
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None, .. }));
 
     for error in [SwitchError::Busy, SwitchError::Closing, SwitchError::Fragments] {
