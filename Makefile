@@ -29,7 +29,7 @@ help:
 	@echo 'make test          the tests for each commit (root: they make network namespaces and load eBPF)'
 	@echo 'make quick T=name  the tests whose names contain that, lightly optimised (root if they need it)'
 	@echo 'make test-all      all tests, with all address families, demos, bench, four minutes of soak (root)'
-	@echo 'make test-loaded   make test three times, while eight busy loops compete for the processors (root)'
+	@echo 'make test-loaded   make test three times beside eight busy loops, and storms beside each other (root)'
 	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
 	@echo 'make kernels       the build on other kernels, in virtual machines (half an hour, root)'
 	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
@@ -83,7 +83,7 @@ test-all:
 test-loaded:
 	$(AS_ROOT)
 	@$(DEPS) build lab test
-	@for run in 1 2 3; do LOAD=8 $(RUN_TESTS) default || exit; done
+	@for run in 1 2 3; do LOAD=8 $(RUN_TESTS) default && $(RUN_TESTS) storms || exit; done
 	@echo 'make test-loaded: all tests passed, three times'
 
 # `make test` runs a part of it. LONGSPLICE_SOAK_SEED=... repeats a run that has failed.

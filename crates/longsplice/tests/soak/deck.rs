@@ -155,7 +155,7 @@ impl Stage {
             }
             Card::Down => {
                 let device = self.device();
-                let down = ledger.begins(&format!("{device} is down"), Harm::New);
+                let down = ledger.begins(&format!("{device} is down"), Harm::Away);
                 self.lab.take_down(device).expect("down");
                 self.pass(200, 2500);
                 self.lab.bring_up(device).expect("up");
@@ -163,7 +163,7 @@ impl Stage {
                 self.pass(2000, 4000);
             }
             Card::Remade => {
-                let gone = ledger.begins("f1 is deleted, and made again", Harm::New);
+                let gone = ledger.begins("f1 is deleted, and made again", Harm::Away);
                 self.lab.cut_server_wire().expect("deleted");
                 self.pass(1, 1500);
                 self.lab.lay_server_wire().expect("made");
@@ -215,7 +215,7 @@ impl Stage {
             }
             Card::KilledWhileDown => {
                 let device = self.device();
-                let down = ledger.begins(&format!("{device} is down"), Harm::New);
+                let down = ledger.begins(&format!("{device} is down"), Harm::Away);
                 self.keep_addresses(true); // the program does not start without the addresses it listens on
                 self.lab.take_down(device).expect("down");
                 self.pass(1, 500);

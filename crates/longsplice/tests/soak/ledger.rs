@@ -31,6 +31,8 @@ pub enum Harm {
     Late,
     /// Connections being opened, and requests, which may need one.
     New,
+    /// The same, as a device is away: what hosts send only once, such as a reset, does not arrive.
+    Away,
     /// Connections from a port that was in use a moment before. The hosts keep no TIME-WAIT, so segments of the last
     /// connection that were lost and come again may reset the next one (RFC 1337).
     Again,
@@ -52,7 +54,12 @@ impl Event {
     }
 
     fn harms_new(&self) -> bool {
-        matches!(self.harm, Harm::New | Harm::AllBut(_))
+        matches!(self.harm, Harm::New | Harm::Away | Harm::AllBut(_))
+    }
+
+    /// Whether a host may never hear of a reset.
+    fn loses_resets(&self) -> bool {
+        matches!(self.harm, Harm::Away | Harm::Again)
     }
 }
 
@@ -81,6 +88,8 @@ pub struct Tally {
     pub bytes: u64,
     /// Connections reset without a byte.
     pub unheard: usize,
+    /// Connections of which the server has heard nothing, since a reset was lost.
+    pub silent: usize,
     /// Requests that were answered correctly.
     pub requests: usize,
     /// Requests among these that were not the first on their connection.
@@ -239,6 +248,17 @@ impl Ledger {
     pub fn hung(&self, since: Instant, what: String) {
         let mut book = self.book();
         if !book.is_untold(since, 1) {
+            book.fail(self, format!("hung: {what}"));
+        }
+    }
+
+    /// Records that a server has waited in vain for the first bytes of a connection that was opened at `since`. If its client has
+    /// reset it at once, data and reset may have been lost, and TCP sends neither again (RFC 9293, 3.10.7).
+    pub fn silent(&self, since: Instant, what: String) {
+        let mut book = self.book();
+        if book.events.iter().any(|e| e.loses_resets() && e.meets(since, since + AFTERMATH)) {
+            book.tally.silent += 1;
+        } else {
             book.fail(self, format!("hung: {what}"));
         }
     }

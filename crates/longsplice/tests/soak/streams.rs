@@ -164,9 +164,10 @@ fn greet(mut stream: &TcpStream) -> io::Result<()> {
 fn answer(traffic: &Traffic, stream: TcpStream, greets: bool) {
     let ledger = &traffic.ledger;
     let _open = traffic.count();
+    let began = Instant::now();
     match if greets { greet(&stream) } else { Ok(()) } {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            return ledger.fail(format!("hung: no ClientHello, from {:?}", stream.peer_addr()));
+            return ledger.silent(began, format!("no ClientHello, from {:?}", stream.peer_addr()));
         }
         Err(_) => return, // ended before it began
         Ok(()) => {}
@@ -174,7 +175,7 @@ fn answer(traffic: &Traffic, stream: TcpStream, greets: bool) {
     let seed = match first_word(&stream) {
         Ok(Some(seed)) => seed,
         Ok(None) => return, // ended before it began
-        Err(why) => return ledger.fail(format!("hung: {why}, from {:?}", stream.peer_addr())),
+        Err(why) => return ledger.silent(began, format!("{why}, from {:?}", stream.peer_addr())),
     };
     if let Some(plan) = ledger.arrived(seed) {
         ledger.server_done(seed, converse(stream, &plan.answerer));
