@@ -26,10 +26,12 @@ static __always_inline int is_worth_prefetching(void)
 	return n && *n > CROWD;
 }
 
-/* Return the home of a TCP segment without IP options. For any other packet, return an arbitrary home. */
+/* Return the home of a TCP segment without IP options. For any other packet, return an arbitrary home. NULL: there is no such
+ * page, which does not happen. */
 static __always_inline void *home_of_packet(const void *ip, int v6)
 {
 	struct place p;
+	__u64 at;
 
 	if (v6) {
 		__u64 from[2] = { eight_at(ip + 8), eight_at(ip + 16) }, to[2] = { eight_at(ip + 24), eight_at(ip + 32) };
@@ -46,8 +48,11 @@ static __always_inline void *home_of_packet(const void *ip, int v6)
 
 		p = place4(&t);
 	}
-	p.slots -= NEXT_WAYS; /* so that the next places are in the page, too */
-	return slot_at(p, p.home);
+	at = p.home;
+	/* Near the end of the page, return another slot, so that the next places are in the page, too. In assembler, because the
+	 * verifier has to follow the usual case first: then the other one adds nothing for it. */
+	asm volatile("if %0 >= %1 goto +1\n\tgoto +1\n\t%0 &= 127" : "+r"(at) : "r"((__u64)p.slots - NEXT_WAYS));
+	return slot_at(p, at);
 }
 
 /* Read the cache lines of a slot. */
@@ -58,34 +63,44 @@ static __always_inline void touch(const void *slot, int v6)
 		*(volatile __u64 *)(slot + 64);
 }
 
-/* Read all homes of the batch first, and then the places that they point to, so that the reads of each kind overlap. */
+/* Read all homes of the batch first, and then the places that they point to, so that the reads of each kind overlap. A batch that
+ * is not full reads the first home several times: if homes could be missing, the verifier would follow every combination. */
 static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6)
 {
 	struct sk_buff *k = bpf_cast_to_kern_ctx(skb), *head = k->prev, *n = head->next;
-	__u64 size = v6 ? sizeof(struct slot6) : sizeof(struct slot4), more, lowest;
-	void *homes[REST_OF_BATCH] = {};
+	__u64 size = v6 ? sizeof(struct slot6) : sizeof(struct slot4), more, negated, lowest;
+	void *homes[REST_OF_BATCH], *home;
 	int i;
 
-	if (n->prev != head) /* not a list */
+	if (n->prev != head || n == head) /* not a list, or nothing behind this packet */
+		return;
+	home = home_of_packet(n->data, v6);
+	if (!home)
 		return;
 #pragma clang loop unroll(full)
-	for (i = 0; i < REST_OF_BATCH; i++) {
+	for (i = 0; i < REST_OF_BATCH; i++)
+		homes[i] = home;
+	a->left = 1;
+#pragma clang loop unroll(full)
+	for (i = 1; i < REST_OF_BATCH; i++) {
+		n = n->next;
 		if (n == head || !n)
 			break;
-		homes[i] = home_of_packet(n->data, v6);
-		n = n->next;
+		home = home_of_packet(n->data, v6);
+		if (!home)
+			return;
+		homes[i] = home;
 		a->left++;
 	}
 #pragma clang loop unroll(full)
 	for (i = 0; i < REST_OF_BATCH; i++)
-		if (homes[i])
-			touch(homes[i], v6);
+		touch(homes[i], v6);
 #pragma clang loop unroll(full)
 	for (i = 0; i < REST_OF_BATCH; i++) {
-		if (!homes[i])
-			continue;
 		more = *(volatile __u64 *)homes[i];
-		a->found += !!more;
+		negated = -more;
+		asm volatile("" : "+r"(negated)); /* no branch, for the reason above */
+		a->found += (more | negated) >> 63;
 		more = more >> 1 & 7;
 		lowest = more & -more; /* 0, 1, 2 or 4 for ways 0 to 3 */
 		touch(homes[i] + ((lowest - (lowest >> 2)) & NEXT_WAYS) * size, v6);

@@ -67,11 +67,17 @@ struct bpf_array {
 	char value[0];
 } __attribute__((preserve_access_index));
 
-/* The home of a key, in terms that fit both tables. */
+/* The home of a key, in terms that fit both tables. number: of the page. */
 struct place {
 	struct table_page *page;
-	__u32 slots, size, home;
+	__u32 slots, size, home, number;
 };
+
+/* Page and home in one number, as an argument. */
+static __always_inline __u64 where(struct place p)
+{
+	return (__u64)p.number << 32 | p.home;
+}
 
 static __always_inline struct table_page *page_at(void *map, __u32 number)
 {
@@ -84,17 +90,17 @@ static __always_inline struct table_page *page_at(void *map, __u32 number)
 static __always_inline struct place place4(const struct tuple4 *k)
 {
 	__u64 hash = hash4(hash_seed, k);
-	void *page = page_at(&paths4, page_of(hash, pages4));
+	__u32 number = page_of(hash, pages4);
 
-	return (struct place){ page, SLOTS4, sizeof(struct slot4), home_of(hash, SLOTS4) };
+	return (struct place){ page_at(&paths4, number), SLOTS4, sizeof(struct slot4), home_of(hash, SLOTS4), number };
 }
 
 static __always_inline struct place place6(const struct tuple *k)
 {
 	__u64 hash = hash6(hash_seed, k);
-	void *page = page_at(&paths6, page_of(hash, pages6));
+	__u32 number = page_of(hash, pages6);
 
-	return (struct place){ page, SLOTS6, sizeof(struct slot6), home_of(hash, SLOTS6) };
+	return (struct place){ page_at(&paths6, number), SLOTS6, sizeof(struct slot6), home_of(hash, SLOTS6), number };
 }
 
 /* Return slot number `at` of a page, or NULL if there is none. */
@@ -125,66 +131,144 @@ static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 w
 	return !differ;
 }
 
-/* Return the number of the place that holds the key, in the order of its home (at_way()), or WAYS. hop: the home's. */
-static __always_inline __u32 search(struct place p, __u64 hop, const __u32 *key, __u32 words)
+/* Take place number `way` of a home for a key, if it is free. Returns 1 if it was. */
+static __always_inline int take(struct place p, __u32 way, const __u32 *key, __u32 words, __u32 size, __u64 now)
 {
-	struct slot *s;
-	__u32 i;
+	struct slot *s = slot_at(p, at_way(p.home, p.slots, way));
+	__u32 state, k;
 
-	for (i = 0; i < WAYS && hop >> i; i++) {
-		if (!(hop >> i & 1))
-			continue;
-		s = slot_at(p, at_way(p.home, p.slots, i));
-		if (s && holds(s, key, words))
-			return i;
-	}
-	return WAYS;
+	if (!s)
+		return 0;
+	state = *(volatile __u32 *)&s->state;
+	if (state & SLOT_TAKEN || (state && moment(now) + SKEW - state < rest(now)))
+		return 0;
+	if (__sync_val_compare_and_swap(&s->state, state, (__u32)(now >> 10) << 1 | SLOT_TAKEN) != state)
+		return 0;
+#pragma clang loop unroll(full)
+	for (k = 0; k < MOST_WORDS; k++)
+		if (k < words)
+			s->key[k] = key[k];
+	__builtin_memset(s->key + words, 0, size);
+	return 1;
 }
 
-/* Add an entry, its path all zero, for a key that has none. Returns 0, or -1 if there is no free place. */
-static __always_inline int insert(struct place p, const __u32 *key, __u32 words, __u32 size)
-{
-	struct slot *home = slot_at(p, p.home), *s;
-	__u64 now = bpf_ktime_get_ns();
-	__u32 at = moment(now) + SKEW, least = rest(now), state, i, k;
+#define WORDS4 (sizeof(struct tuple4) / 4)
+#define WORDS6 (sizeof(struct tuple) / 4)
 
-	if (!home)
-		return -1;
-	for (i = 0; i < WAYS; i++) {
-		s = slot_at(p, at_way(p.home, p.slots, i));
-		if (!s)
+/* What is done with one of the 64 places of a key, and the search of all of them, are global functions: the verifier walks
+ * through each once, and not at every call. where: as of where(). is_at4() and is_at6() return the number of the slot if it holds
+ * the key, or -1; take4() and take6() are take(). */
+
+__noinline int is_at4(const struct tuple4 *k, __u64 where, __u32 way)
+{
+	struct place p = { page_at(&paths4, where >> 32), SLOTS4, sizeof(struct slot4) };
+	__u32 at = at_way((__u32)where, SLOTS4, way);
+	struct slot *s = slot_at(p, at);
+
+	return k && s && holds(s, (const __u32 *)k, WORDS4) ? (int)at : -1;
+}
+
+__noinline int is_at6(const struct tuple *k, __u64 where, __u32 way)
+{
+	struct place p = { page_at(&paths6, where >> 32), SLOTS6, sizeof(struct slot6) };
+	__u32 at = at_way((__u32)where, SLOTS6, way);
+	struct slot *s = slot_at(p, at);
+
+	return k && s && holds(s, k->remote, WORDS6) ? (int)at : -1;
+}
+
+__noinline int take4(const struct tuple4 *k, __u64 where, __u32 way, __u64 now)
+{
+	struct place p = { page_at(&paths4, where >> 32), SLOTS4, sizeof(struct slot4), where };
+
+	return k && take(p, way, (const __u32 *)k, WORDS4, sizeof(struct path4), now);
+}
+
+__noinline int take6(const struct tuple *k, __u64 where, __u32 way, __u64 now)
+{
+	struct place p = { page_at(&paths6, where >> 32), SLOTS6, sizeof(struct slot6), where };
+
+	return k && take(p, way, k->remote, WORDS6, sizeof(struct path6), now);
+}
+
+#define WAY_SHIFT 16
+
+/* Return the number in its page of the slot that holds a key, and WAY_SHIFT bits further left which place of the key it is, or
+ * -1. hop: the home's, of which only the places that are set are searched. */
+__noinline int seek4(const struct tuple4 *k, __u64 where, __u64 hop)
+{
+	__u32 way;
+	int at;
+
+	for (way = 0; way < WAYS && hop >> way; way++) {
+		if (!(hop >> way & 1))
 			continue;
-		state = *(volatile __u32 *)&s->state;
-		if (state & SLOT_TAKEN || (state && at - state < least))
-			continue;
-		if (__sync_val_compare_and_swap(&s->state, state, (__u32)(now >> 10) << 1 | SLOT_TAKEN) != state)
-			continue;
-#pragma clang loop unroll(full)
-		for (k = 0; k < MOST_WORDS; k++)
-			if (k < words)
-				s->key[k] = key[k];
-		__builtin_memset(s->key + words, 0, size);
-		__sync_fetch_and_or(&home->hop, 1ull << i);
-		count_entries(1);
-		return 0;
+		at = is_at4(k, where, way);
+		if (at >= 0)
+			return way << WAY_SHIFT | at;
 	}
 	return -1;
 }
 
-/* Remove the entry of a key, if there is one. */
-static __always_inline void take_out(struct place p, const __u32 *key, __u32 words)
+__noinline int seek6(const struct tuple *k, __u64 where, __u64 hop)
 {
-	struct slot *home = slot_at(p, p.home), *s;
 	__u32 way;
-	__u64 bit;
+	int at;
 
+	for (way = 0; way < WAYS && hop >> way; way++) {
+		if (!(hop >> way & 1))
+			continue;
+		at = is_at6(k, where, way);
+		if (at >= 0)
+			return way << WAY_SHIFT | at;
+	}
+	return -1;
+}
+
+/* Return the slot that seek4() or seek6() has found, or NULL. */
+static __always_inline void *slot_found(struct place p, int found)
+{
+	return slot_at(p, found & ((1u << WAY_SHIFT) - 1)); /* -1 is beyond any page */
+}
+
+/* Make a slot visible that was taken for a key. */
+static __always_inline void show(struct slot *home, __u32 way)
+{
+	__sync_fetch_and_or(&home->hop, 1ull << way);
+	count_entries(1);
+}
+
+/* Add an entry, all zero, for a leg that has none. Returns 0, or -1 if there is no free place. */
+__noinline int insert_path(const struct tuple *t)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct tuple4 k;
+	struct slot *home;
+	struct place p;
+	__u32 way;
+
+	if (!t)
+		return -1;
+	k = key4(t);
+	p = tuple_is_v4(t) ? place4(&k) : place6(t);
+	home = slot_at(p, p.home);
 	if (!home)
-		return;
-	way = search(p, home->hop, key, words);
-	if (way == WAYS)
-		return;
-	s = slot_at(p, at_way(p.home, p.slots, way));
-	bit = 1ull << (way & (WAYS - 1));
+		return -1;
+	for (way = 0; way < WAYS; way++) {
+		if (p.slots == SLOTS4 ? take4(&k, where(p), way, now) : take6(t, where(p), way, now)) {
+			show(home, way);
+			return 0;
+		}
+	}
+	return -1;
+}
+
+/* Remove an entry that was found. */
+static __always_inline void take_out(struct place p, struct slot *home, int found)
+{
+	struct slot *s = slot_found(p, found);
+	__u64 bit = 1ull << (found >> WAY_SHIFT & (WAYS - 1));
+
 	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit) {
 		/* Read the clock after the bit was cleared: no look-up finds the slot from then on. */
 		*(volatile __u32 *)&s->state = moment(bpf_ktime_get_ns());
@@ -192,60 +276,26 @@ static __always_inline void take_out(struct place p, const __u32 *key, __u32 wor
 	}
 }
 
-#define WORDS4 (sizeof(struct tuple4) / 4)
-#define WORDS6 (sizeof(struct tuple) / 4)
-
-/* The next four are global functions: the verifier walks through their loops once, and not at every call. */
-
-/* Return the number in its page of the slot that holds a key, if not at home, or -1. hop: the home's. */
-__noinline int seek4(const struct tuple4 *k, __u64 hop)
-{
-	struct place p;
-	__u32 way;
-
-	if (!k)
-		return -1;
-	p = place4(k);
-	way = search(p, hop & ~1ull, (const __u32 *)k, WORDS4);
-	return way == WAYS ? -1 : (int)at_way(p.home, p.slots, way);
-}
-
-__noinline int seek6(const struct tuple *k, __u64 hop)
-{
-	struct place p;
-	__u32 way;
-
-	if (!k)
-		return -1;
-	p = place6(k);
-	way = search(p, hop & ~1ull, k->remote, WORDS6);
-	return way == WAYS ? -1 : (int)at_way(p.home, p.slots, way);
-}
-
-/* Add an entry, all zero, for a leg that has none. Returns 0, or -1 if there is no free place. */
-__noinline int insert_path(const struct tuple *t)
-{
-	if (!t)
-		return -1;
-	if (tuple_is_v4(t)) {
-		struct tuple4 k = key4(t);
-
-		return insert(place4(&k), (const __u32 *)&k, WORDS4, sizeof(struct path4));
-	}
-	return insert(place6(t), t->remote, WORDS6, sizeof(struct path6));
-}
-
 /* Remove the entry of a leg, if there is one. */
 __noinline int remove_path(const struct tuple *t)
 {
+	struct slot *home;
+	struct place p;
+
 	if (!t)
 		return 0;
 	if (tuple_is_v4(t)) {
 		struct tuple4 k = key4(t);
 
-		take_out(place4(&k), (const __u32 *)&k, WORDS4);
+		p = place4(&k);
+		home = slot_at(p, p.home);
+		if (home)
+			take_out(p, home, seek4(&k, where(p), home->hop));
 	} else {
-		take_out(place6(t), t->remote, WORDS6);
+		p = place6(t);
+		home = slot_at(p, p.home);
+		if (home)
+			take_out(p, home, seek6(t, where(p), home->hop));
 	}
 	return 0;
 }
@@ -264,7 +314,7 @@ static __always_inline struct path4 *find4(const struct tuple4 *k)
 		return &s->p;
 	if (!(hop >> 1))
 		return NULL;
-	s = slot_at(p, seek4(k, hop)); /* NULL for -1, which is beyond any page */
+	s = slot_found(p, seek4(k, where(p), hop & ~1ull));
 	return s ? &s->p : NULL;
 }
 
@@ -281,7 +331,7 @@ static __always_inline struct path6 *find6(const struct tuple *k)
 		return &s->p;
 	if (!(hop >> 1))
 		return NULL;
-	s = slot_at(p, seek6(k, hop));
+	s = slot_found(p, seek6(k, where(p), hop & ~1ull));
 	return s ? &s->p : NULL;
 }
 

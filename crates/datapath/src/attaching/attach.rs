@@ -235,9 +235,10 @@ pub(crate) fn attach_at(
     Ok(link)
 }
 
-/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to `devices` and XDP to `xdp`. Removes XDP from all other devices.
+/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to `devices` and XDP to `xdp`, if there are any. Removes XDP from all
+/// other devices.
 pub(crate) fn attach_all(
-    programs: [BorrowedFd<'_>; 3],
+    programs: &[BorrowedFd<'_>],
     devices: &[u32],
     xdp: &[u32],
     folder: &Path,

@@ -81,8 +81,8 @@ struct AttachedProgram {
 /// Everything that is pinned and attached, and the lock of the pins.
 pub(crate) struct Attachment {
     owned: Owned,
-    /// Programs and their ids, in the order of [`Hook::ALL`].
-    programs: [(OwnedFd, u32); 3],
+    /// Programs and their ids, in the order of [`Hook::ALL`]. Without XDP, if no device is to run it.
+    programs: Vec<(OwnedFd, u32)>,
     maps: Vec<Pin>,
     links: Vec<AttachedProgram>,
     /// Names that the attached devices had when they were last listed.
@@ -95,7 +95,7 @@ impl Attachment {
     /// Takes everything that is pinned and attached.
     pub fn new(
         owned: Owned,
-        programs: [OwnedFd; 3],
+        programs: Vec<OwnedFd>,
         maps: Vec<(String, OwnedFd)>,
         links: Vec<(Hook, u32, OwnedFd)>,
         guard: Option<Guard>,
@@ -113,9 +113,8 @@ impl Attachment {
             let number = Program::id_from_fd(program.as_fd()).map_err(kernel("ask for a program"));
             number.map(|n| (program, n))
         };
-        let [a, b, c] = programs.map(number);
-        let names = HashMap::new();
-        Ok(Attachment { owned, programs: [a?, b?, c?], maps, links, names, guard })
+        let programs = programs.into_iter().map(number).collect::<Result<_, _>>()?;
+        Ok(Attachment { owned, programs, maps, links, names: HashMap::new(), guard })
     }
 
     /// Checks whether everything is still in place, and repairs it. Costs a handful of system

@@ -49,6 +49,7 @@ impl Datapath {
         pin_maps(&mut open, &plan.pin)?;
         let has_guard = guard::has_guard();
         open.progs.guard.set_autoload(has_guard);
+        open.progs.early.set_autoload(plan.has_early); // a tenth of the verifier's work, for nothing if no device is to run it
         let begun = Begun(tables.are_new.then_some(&plan.pin));
         let skel = load(open)?;
 
@@ -96,6 +97,8 @@ struct Plan {
     /// Indices of those to attach to, and of those with XDP.
     wanted: Vec<u32>,
     xdp: Vec<u32>,
+    /// Whether the XDP program is needed, now or by a device that comes later.
+    has_early: bool,
     links: Links,
     /// Directory of pins.
     pin: PathBuf,
@@ -115,8 +118,9 @@ impl Plan {
         let pin = options.pin.clone().map_or_else(default_pin, Ok).map_err(system("network namespace"))?;
         refuse_hindered(&options.peer, &wanted, &all)?;
         let xdp = wanted_xdp(&options.xdp, &wanted, &all, &pin)?;
-        let links = Links::new(!options.xdp.is_empty(), options.peer.clone());
-        Ok(Plan { all, wanted, xdp, links, pin })
+        let has_early = !options.xdp.is_empty();
+        let links = Links::new(has_early, options.peer.clone());
+        Ok(Plan { all, wanted, xdp, has_early, links, pin })
     }
 }
 
@@ -177,8 +181,10 @@ fn maps_of(skel: &SpliceSkel<'_>) -> Result<Maps, OpenError> {
 
 /// Attaches the programs, and keeps descriptors of all that is pinned.
 fn attach(skel: &SpliceSkel<'_>, plan: &Plan, owned: Owned, has_guard: bool) -> Result<Attachment, OpenError> {
-    let programs = [&skel.progs.ingress, &skel.progs.egress, &skel.progs.early];
-    let attached = attach_all(programs.map(|p| p.as_fd()), &plan.wanted, &plan.xdp, &plan.pin)?;
+    let early = plan.has_early.then_some(&skel.progs.early);
+    let programs: Vec<_> =
+        [&skel.progs.ingress, &skel.progs.egress].into_iter().chain(early).map(|p| p.as_fd()).collect();
+    let attached = attach_all(&programs, &plan.wanted, &plan.xdp, &plan.pin)?;
     refuse_others(&plan.all, &plan.pin)?; // one that has started at the same time: whoever attaches last sees the other
     let mut pinned = Vec::new();
     for map in skel.object().maps() {
@@ -187,10 +193,10 @@ fn attach(skel: &SpliceSkel<'_>, plan: &Plan, owned: Owned, has_guard: bool) -> 
             pinned.push((name, dup(map.as_fd())?));
         }
     }
-    let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
+    let programs = programs.into_iter().map(dup).collect::<Result<_, _>>()?;
     let guard = || Ok(Guard::new(dup(skel.progs.guard.as_fd())?, handle(&skel.maps.watched)?));
     let guard = has_guard.then(guard).transpose()?;
-    let mut attachment = Attachment::new(owned, [ingress?, egress?, early?], pinned, attached, guard)?;
+    let mut attachment = Attachment::new(owned, programs, pinned, attached, guard)?;
     attachment.watch(&plan.all)?;
     Ok(attachment)
 }
