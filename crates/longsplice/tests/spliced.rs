@@ -324,8 +324,8 @@ fn doctor_tells_whether_connections_are_tracked() {
 fn xdp_forwards_what_it_can_and_tcx_the_rest() {
     let lab = lab_for_xdp(false);
     for family in Family::BOTH {
-        let count = stream_by_xdp(&lab, family);
-        assert!(count("forwarded-early") > 1000 && count("local") > 0, "what is not forwarded goes on: {family:?}");
+        let all = streamed_by_xdp(&lab, family, &[("forwarded-early", 1000), ("local", 0)]);
+        assert!(all, "what is not forwarded goes on: {family:?}");
     }
 }
 
@@ -335,14 +335,12 @@ fn xdp_forwards_what_it_can_and_tcx_the_rest() {
 fn xdp_leaves_frames_without_a_checksum_to_tcx() {
     let lab = lab_for_xdp(true);
     for family in Family::BOTH {
-        let count = stream_by_xdp(&lab, family);
-        assert!(count("forwarded") > 10, "{family:?}");
+        assert!(streamed_by_xdp(&lab, family, &[("forwarded", 10)]), "{family:?}");
     }
     // one end changes its setting
     lab.client.execute("ethtool", &["-K", "c0", "tso", "off", "gso", "off", "tx", "off"]).unwrap();
     for family in Family::BOTH {
-        let count = stream_by_xdp(&lab, family);
-        assert!(count("forwarded-early") > 100 && count("forwarded") > 10, "{family:?}");
+        assert!(streamed_by_xdp(&lab, family, &[("forwarded-early", 100), ("forwarded", 10)]), "{family:?}");
     }
 }
 
@@ -352,6 +350,15 @@ fn lab_for_xdp(large_packets: bool) -> Lab {
     lab.client.execute("ethtool", &["-K", "c0", "gro", "on"]).unwrap();
     lab.server.execute("ethtool", &["-K", "s0", "gro", "on"]).unwrap();
     lab
+}
+
+/// Whether each of these counters exceeds its number after a stream. On a busy machine a stream may be over before much of it is
+/// forwarded, so there are several tries.
+fn streamed_by_xdp(lab: &Lab, family: Family, least: &[(&str, u64)]) -> bool {
+    (0..5).any(|_| {
+        let count = stream_by_xdp(lab, family);
+        least.iter().all(|(name, least)| count(name) > *least)
+    })
 }
 
 /// Transfers three megabytes each way, and checks them. Returns a function that reads the counters.
