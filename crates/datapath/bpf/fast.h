@@ -329,4 +329,21 @@ __noinline int fast6(struct __sk_buff *skb)
 	return forwarded(skb, &f, v);
 }
 
+/* ---- the general way ---- */
+
+/* path_step() for the segment in the scratch space, once for all that call it: the verifier comes to them with twenty different
+ * states. word: union path_word, as it was checked. Returns enum step; the plan is in the scratch space. */
+__noinline int step_on_path(struct path *p, struct path *rev, __u64 word, int whole)
+{
+	union path_word w = { .all = word };
+	struct scratch *sc = scratch();
+	struct leg *l = NULL;
+
+	if (!sc || !p || !rev)
+		return STEP_DROP;
+	if (sc->s.flags & TH_RST)
+		l = bpf_map_lookup_elem(&legs, &sc->t);
+	return path_step(p, rev, w, l, &sc->s, whole, seen_at(bpf_ktime_get_coarse_ns()), &sc->p);
+}
+
 #endif

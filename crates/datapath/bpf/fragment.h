@@ -226,7 +226,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 		return drop(V_REWRITE_FAILED);
 	parse_options(skb);
 	/* An atomic fragment (RFC 6946) is a whole segment. */
-	step = path_step(p, rev, w, NULL, &sc->s, !sc->more, seen_at(t.when), &sc->p);
+	step = step_on_path(p, rev, w.all, !sc->more);
 	if (sc->p.events)
 		tell_all(&sc->t, sc->p.events);
 	if (step == STEP_RECORD)

@@ -444,7 +444,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (sc->s.flags & TH_SYN)
 		return fast_syn(skb, sc, p, rev, w);
 	parse_options(skb);
-	step = path_step(p, rev, w, l, &sc->s, 1, seen_at(bpf_ktime_get_coarse_ns()), &sc->p);
+	step = step_on_path(p, rev, w.all, 1);
 	if (sc->p.events)
 		tell_all(&sc->t, sc->p.events);
 	if (step == STEP_RECORD)
