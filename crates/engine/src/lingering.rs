@@ -39,8 +39,8 @@ pub(crate) struct Lingering {
 struct Ended {
     next: u64,
     flows: BTreeMap<u64, (Instant, Legs)>,
-    /// The flow to which a leg belonged. A leg that is used for a new connection belongs to none.
-    of: HashMap<Tuple, u64>,
+    /// The flow to which a leg belonged last, and its generation then. A leg that is used for a new connection belongs to none.
+    of: HashMap<Tuple, (u64, u32)>,
 }
 
 impl Lingering {
@@ -69,7 +69,13 @@ impl Lingering {
         let n = ended.next;
         ended.next += 1;
         ended.flows.insert(n, (since, (leg, other)));
-        ended.of.extend([Some(leg), other].into_iter().flatten().map(|c| (c.leg, n)));
+        let legs = [Some(leg), other].into_iter().flatten();
+        for Connection { leg, generation } in legs.filter(|c| c.generation != Connection::NONE) {
+            // The host may have come again from its port, and that connection may have ended first: the entry is its own.
+            if ended.of.get(&leg).is_none_or(|(_, present)| !is_later(*present, generation)) {
+                ended.of.insert(leg, (n, generation));
+            }
+        }
     }
 
     /// Removes a leg that is used for a new connection: its entries now belong to that.
@@ -89,7 +95,7 @@ impl Lingering {
 
     fn make_way_after(&self, leg: &Tuple, rest: Duration) -> Option<Legs> {
         let mut ended = lock(&self.ended);
-        let n = *ended.of.get(leg)?;
+        let (n, _) = *ended.of.get(leg)?;
         let since = ended.flows.get(&n)?.0;
         if since.elapsed() < rest {
             return None;
@@ -120,12 +126,17 @@ impl Lingering {
     }
 }
 
+/// Returns whether a generation is later than another one of the same leg: both are times, modulo half an hour (bpf/table.h).
+fn is_later(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other) as i32 > 0
+}
+
 impl Ended {
     /// Takes a flow's legs, except those that are used for a new connection.
     fn take(&mut self, n: u64) -> Option<Legs> {
         let (_, (a, b)) = self.flows.remove(&n)?;
         let mut still = [Some(a), b].into_iter().flatten().filter(|leg| {
-            let is = self.of.get(&leg.leg) == Some(&n);
+            let is = self.of.get(&leg.leg).is_some_and(|(of, _)| *of == n);
             if is {
                 self.of.remove(&leg.leg);
             }
@@ -179,6 +190,22 @@ mod tests {
         assert_eq!(l.next_over(now + half, 0), Some((leg(0), None)));
         assert_eq!(l.next_over(now + half, 0), None);
         assert_eq!(l.next_over(now + LINGER, 0), Some((leg(1), None)));
+    }
+
+    /// Otherwise nobody would remove the entry of the client's later connection.
+    #[test]
+    fn a_flow_that_ends_late_takes_no_leg_from_a_later_connection() {
+        for first in [5, u32::MAX - 4] {
+            let l = Lingering::new(8);
+            let of = |port, generation| Connection { generation, ..leg(port) };
+            let (earlier, later) = (of(0, first), of(0, first.wrapping_add(8)));
+            l.add(later, Some(leg(101)));
+            l.add(earlier, Some(leg(100)));
+            let now = Instant::now() + LINGER;
+            assert_eq!(l.next_over(now, 0), Some((later, Some(leg(101)))));
+            assert_eq!(l.next_over(now, 0), Some((leg(100), None)));
+            assert_eq!(l.next_over(now, 0), None);
+        }
     }
 
     #[test]
