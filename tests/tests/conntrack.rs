@@ -14,6 +14,7 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -249,19 +250,18 @@ fn opened_end_to_end_and_parked_for_longer_than_conntrack_remembers() {
 }
 
 /// Marks of a conntrack entry are kept, over several unsplices.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn marks_stay() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        firewall(&lab, false, "ct mark 0x77");
-        let talk = Talk::begin(lab, family, Kind::Plug);
-        for _ in 0..3 {
-            talk.round(Away::Released);
-            talk.f.command(Command::Splice);
-        }
-        talk.end(&family);
+fn marks_stay(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    firewall(&lab, false, "ct mark 0x77");
+    let talk = Talk::begin(lab, family, Kind::Plug);
+    for _ in 0..3 {
+        talk.round(Away::Released);
+        talk.f.command(Command::Splice);
     }
+    talk.end(&family);
 }
 
 /// Both ends of a connection that sends nothing by itself.
@@ -330,17 +330,16 @@ fn resets_pass() {
 
 /// The data path itself ends forwarding, before anyone could inform
 /// conntrack; segments dropped in the meantime are retransmitted.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn new_data_take_back_what_conntrack_has_forgotten() {
-    for family in Family::BOTH {
-        let policy = Policy { trigger: Some(Trigger::ClientData), ..at_once() };
-        let ends = Ends::begin(family, Kind::Plug, policy, let_expire);
-        Away::ParkedAndExpired.go(&ends.f);
-        ends.exchange(b"new data");
-        ends.f.wait_state(FlowState::Copying);
-        ends.exchange(&[7; 1_000_000]);
-    }
+fn new_data_take_back_what_conntrack_has_forgotten(family: Family) {
+    let policy = Policy { trigger: Some(Trigger::ClientData), ..at_once() };
+    let ends = Ends::begin(family, Kind::Plug, policy, let_expire);
+    Away::ParkedAndExpired.go(&ends.f);
+    ends.exchange(b"new data");
+    ends.f.wait_state(FlowState::Copying);
+    ends.exchange(&[7; 1_000_000]);
 }
 
 /// Conntrack checks the sequence numbers of resets even where it does not check windows: after half of the number space, the

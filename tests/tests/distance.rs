@@ -7,6 +7,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{Forwarder, at_once};
 use std::time::Duration;
+use test_case::test_case;
 
 const MANY: u64 = 400_000;
 const FEW: u64 = 1_000;
@@ -82,14 +83,13 @@ fn download(lab: &Lab, family: Family, policy: Policy, bytes: u64, drive: impl F
 
 /// A client that takes 2 MB/s, and a far server that sends much faster: megabytes wait in the forwarder and in the queue of the
 /// client's link. Had they to be drained first, the server would not hear of anything for longer than its timeout of 300 ms.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_switch_causes_no_timeout() {
-    for family in Family::BOTH {
-        // A machine that stands still for a while may cause a timeout, too, but not each time.
-        let tries: Vec<_> = (0..3).map_while(|_| splice_behind_a_queue(family).err()).collect();
-        assert!(tries.len() < 3, "{family:?}: {tries:#?}");
-    }
+fn a_switch_causes_no_timeout(family: Family) {
+    // A machine that stands still for a while may cause a timeout, too, but not each time.
+    let tries: Vec<_> = (0..3).map_while(|_| splice_behind_a_queue(family).err()).collect();
+    assert!(tries.len() < 3, "{family:?}: {tries:#?}");
 }
 
 fn splice_behind_a_queue(family: Family) -> Result<(), String> {
@@ -113,28 +113,27 @@ fn splice_behind_a_queue(family: Family) -> Result<(), String> {
 }
 
 /// The client has promised megabytes, and the parked socket less. What the server sends by that promise must not be dropped.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn an_unsplice_in_mid_transfer_loses_nothing() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-        let far = Impair { delay: Duration::from_millis(30), queue: Duration::from_secs(2), ..Impair::NONE };
-        let rated = Impair { rate_bytes_per_s: Some(5_000_000), ..far };
-        let ways = [(LinkDirection::FromClient, far), (LinkDirection::FromServer, rated)];
-        let _far = ways.map(|(way, impair)| lab.impair(way, impair).expect("impair"));
-        for host in [&lab.server, &lab.forwarder] {
-            host.sysctl("net.ipv4.tcp_congestion_control", "reno").expect("sysctl");
-        }
-        let lost = download(&lab, family, at_once(), 10_000_000, |f| {
-            f.wait_state(FlowState::Spliced);
-            // the data path drops what a parked socket sends, which must not look like congestion
-            let sockets = lab.forwarder.execute("ss", &["-Htino"]).expect("ss");
-            assert!(sockets.contains("cwnd:") && !sockets.contains(" ssthresh:"), "{sockets}");
-            std::thread::sleep(Duration::from_millis(1500));
-            f.command(Command::Unsplice);
-        });
-        assert_eq!(lost, (0, 0), "{family:?}");
+fn an_unsplice_in_mid_transfer_loses_nothing(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    let far = Impair { delay: Duration::from_millis(30), queue: Duration::from_secs(2), ..Impair::NONE };
+    let rated = Impair { rate_bytes_per_s: Some(5_000_000), ..far };
+    let ways = [(LinkDirection::FromClient, far), (LinkDirection::FromServer, rated)];
+    let _far = ways.map(|(way, impair)| lab.impair(way, impair).expect("impair"));
+    for host in [&lab.server, &lab.forwarder] {
+        host.sysctl("net.ipv4.tcp_congestion_control", "reno").expect("sysctl");
     }
+    let lost = download(&lab, family, at_once(), 10_000_000, |f| {
+        f.wait_state(FlowState::Spliced);
+        // the data path drops what a parked socket sends, which must not look like congestion
+        let sockets = lab.forwarder.execute("ss", &["-Htino"]).expect("ss");
+        assert!(sockets.contains("cwnd:") && !sockets.contains(" ssthresh:"), "{sockets}");
+        std::thread::sleep(Duration::from_millis(1500));
+        f.command(Command::Unsplice);
+    });
+    assert_eq!(lost, (0, 0), "{family:?}");
 }
 
 /// Downloads 4 MB over legs with these round-trip times, of whose segments to the client this part is lost.
@@ -161,29 +160,27 @@ fn over_two_legs(family: Family, client: u64, server: u64, loss: f64) -> Ended {
 }
 
 /// Each sender's window grows, and recovers from losses, by the round trips of its own leg.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn two_long_legs_are_copied_while_that_is_faster() {
-    for family in Family::BOTH {
-        let copied = |ended: &Ended| ended.bytes_down - ended.spliced_down;
-        let early = over_two_legs(family, 0, 20, 0.0);
-        assert!(early.splices == 1 && copied(&early) < 256 * 1024, "a near client: {early:?}");
-        let late = over_two_legs(family, 10, 20, 0.0);
-        assert!(late.splices == 1 && copied(&late) >= 1 << 20, "after slow start: {late:?}");
-        let lossy = over_two_legs(family, 10, 20, 0.03);
-        assert_eq!((lossy.splices, lossy.refusal.map(|r| r.as_str())), (0, Some("path")), "losses: {lossy:?}");
-    }
+fn two_long_legs_are_copied_while_that_is_faster(family: Family) {
+    let copied = |ended: &Ended| ended.bytes_down - ended.spliced_down;
+    let early = over_two_legs(family, 0, 20, 0.0);
+    assert!(early.splices == 1 && copied(&early) < 256 * 1024, "a near client: {early:?}");
+    let late = over_two_legs(family, 10, 20, 0.0);
+    assert!(late.splices == 1 && copied(&late) >= 1 << 20, "after slow start: {late:?}");
+    let lossy = over_two_legs(family, 10, 20, 0.03);
+    assert_eq!((lossy.splices, lossy.refusal.map(|r| r.as_str())), (0, Some("path")), "losses: {lossy:?}");
 }
 
 /// A client that reads nothing for a while: its server is near, so what waits for it can wait there.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_slow_reader_far_away_takes_little_memory() {
-    for family in Family::BOTH {
-        // on a busy machine, the first measurements may say that the server is far, and its window then grows until there are others
-        let tries: Vec<_> = (0..5).map_while(|_| waits_for_a_slow_reader(family).err()).collect();
-        assert!(tries.len() < 5, "{family:?}: {tries:#?}");
-    }
+fn a_slow_reader_far_away_takes_little_memory(family: Family) {
+    // on a busy machine, the first measurements may say that the server is far, and its window then grows until there are others
+    let tries: Vec<_> = (0..5).map_while(|_| waits_for_a_slow_reader(family).err()).collect();
+    assert!(tries.len() < 5, "{family:?}: {tries:#?}");
 }
 
 /// Returns an error if too many bytes wait for it, or the server was found to be far.

@@ -14,6 +14,7 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 6_000_000;
@@ -144,20 +145,19 @@ fn noted(run: &Run) -> (Pair<bool>, bool) {
     (both.into(), pass)
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_marks_reach_the_other_host_and_the_echo_its_sender() {
-    for family in Family::BOTH {
-        let run = Run::start(Agreed::Both, family, at_once(), false);
-        run.f.wait_state(FlowState::Spliced);
-        assert_eq!(noted(&run), (Pair::both(true), true), "{family:?}");
-        let before = run.hosts();
-        run.congested("both hosts see marks, and hear of their own", || {
-            run.hosts().iter().zip(&before).all(|(now, then)| now.ce > then.ce && now.echoed > then.echoed)
-        });
-        assert_eq!(run.dropped(), 0, "{family:?}");
-        run.end();
-    }
+fn spliced_marks_reach_the_other_host_and_the_echo_its_sender(family: Family) {
+    let run = Run::start(Agreed::Both, family, at_once(), false);
+    run.f.wait_state(FlowState::Spliced);
+    assert_eq!(noted(&run), (Pair::both(true), true), "{family:?}");
+    let before = run.hosts();
+    run.congested("both hosts see marks, and hear of their own", || {
+        run.hosts().iter().zip(&before).all(|(now, then)| now.ce > then.ce && now.echoed > then.echoed)
+    });
+    assert_eq!(run.dropped(), 0, "{family:?}");
+    run.end();
 }
 
 #[test]
@@ -222,45 +222,43 @@ fn switched_again_and_again() {
 }
 
 /// A recreated socket has no ECN, but its host has.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn released_and_made_anew() {
-    for family in Family::BOTH {
-        let run = Run::start(Agreed::Both, family, at_once(), false);
-        run.f.wait_state(FlowState::Spliced);
-        run.f.command(Command::Release);
-        run.f.wait_state(FlowState::Released);
-        run.f.command(Command::Unsplice);
-        run.f.wait_state(FlowState::Copying);
-        assert_eq!(noted(&run).0, Pair::both(true), "{family:?}: the hosts have agreed as ever");
-        let before = run.hosts();
-        run.congested("nobody is there to echo, so marks become losses", || {
-            run.dropped() > 2 && run.hosts().iter().zip(&before).any(|(now, then)| now.again > then.again)
-        });
-        let echoed = |hosts: Pair<Seen>| hosts.map(|h| h.echoed);
-        assert_eq!(echoed(run.hosts()), echoed(before), "{family:?}");
-        run.f.command(Command::Splice);
-        run.f.wait_state(FlowState::Spliced);
-        run.congested("hosts echo each other's marks again", || {
-            run.hosts().iter().zip(&before).all(|(now, then)| now.ce > then.ce && now.echoed > then.echoed)
-        });
-        run.end();
-    }
+fn released_and_made_anew(family: Family) {
+    let run = Run::start(Agreed::Both, family, at_once(), false);
+    run.f.wait_state(FlowState::Spliced);
+    run.f.command(Command::Release);
+    run.f.wait_state(FlowState::Released);
+    run.f.command(Command::Unsplice);
+    run.f.wait_state(FlowState::Copying);
+    assert_eq!(noted(&run).0, Pair::both(true), "{family:?}: the hosts have agreed as ever");
+    let before = run.hosts();
+    run.congested("nobody is there to echo, so marks become losses", || {
+        run.dropped() > 2 && run.hosts().iter().zip(&before).any(|(now, then)| now.again > then.again)
+    });
+    let echoed = |hosts: Pair<Seen>| hosts.map(|h| h.echoed);
+    assert_eq!(echoed(run.hosts()), echoed(before), "{family:?}");
+    run.f.command(Command::Splice);
+    run.f.wait_state(FlowState::Spliced);
+    run.congested("hosts echo each other's marks again", || {
+        run.hosts().iter().zip(&before).all(|(now, then)| now.ce > then.ce && now.echoed > then.echoed)
+    });
+    run.end();
 }
 
 /// The hosts have negotiated ECN with each other.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn connections_of_others() {
-    for family in Family::BOTH {
-        let run = Run::start(Agreed::Client, family, by_hand(), true);
-        run.f.wait_state(FlowState::Copying);
-        assert_eq!(noted(&run).0, Pair::both(true), "{family:?}: as the hosts say");
-        run.congested("our sockets cannot echo", || run.dropped() > 2);
-        assert_eq!(run.hosts().map(|h| h.echoed), Pair::both(0), "{family:?}");
-        run.f.command(Command::Splice);
-        run.f.wait_state(FlowState::Spliced);
-        run.congested("the hosts can", || run.hosts().iter().all(|h| h.ce > 0 && h.echoed > 0));
-        run.end();
-    }
+fn connections_of_others(family: Family) {
+    let run = Run::start(Agreed::Client, family, by_hand(), true);
+    run.f.wait_state(FlowState::Copying);
+    assert_eq!(noted(&run).0, Pair::both(true), "{family:?}: as the hosts say");
+    run.congested("our sockets cannot echo", || run.dropped() > 2);
+    assert_eq!(run.hosts().map(|h| h.echoed), Pair::both(0), "{family:?}");
+    run.f.command(Command::Splice);
+    run.f.wait_state(FlowState::Spliced);
+    run.congested("the hosts can", || run.hosts().iter().all(|h| h.ce > 0 && h.echoed > 0));
+    run.end();
 }

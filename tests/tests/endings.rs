@@ -12,6 +12,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     time::Duration,
 };
+use test_case::test_case;
 
 /// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -80,31 +81,29 @@ fn released(lab: &Lab, family: Family, listener: &TcpListener, policy: Policy) -
     (f, pair)
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_stop_resets_the_hosts_of_released_flows() {
-    for family in Family::BOTH {
-        let (lab, listener) = lab(family);
-        let (f, pair) = released(&lab, family, &listener, at_once());
-        f.splicer.stop(false);
-        pair.are_reset();
-        assert_eq!(f.ended(1)[0].how, EndReason::Stopped);
-        were_in_sequence(&lab);
-        assert!(f.splicer.datapath().expect("kernel path").paths().is_empty(), "no entry is left");
-    }
+fn a_stop_resets_the_hosts_of_released_flows(family: Family) {
+    let (lab, listener) = lab(family);
+    let (f, pair) = released(&lab, family, &listener, at_once());
+    f.splicer.stop(false);
+    pair.are_reset();
+    assert_eq!(f.ended(1)[0].how, EndReason::Stopped);
+    were_in_sequence(&lab);
+    assert!(f.splicer.datapath().expect("kernel path").paths().is_empty(), "no entry is left");
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn the_idle_limit_resets_the_hosts_of_released_flows() {
-    for family in Family::BOTH {
-        let (lab, listener) = lab(family);
-        let policy = Policy { idle_limit: Duration::from_secs(3), ..at_once() };
-        let (f, pair) = released(&lab, family, &listener, policy);
-        pair.are_reset();
-        assert_eq!(f.ended(1)[0].how, EndReason::Idle);
-        were_in_sequence(&lab);
-    }
+fn the_idle_limit_resets_the_hosts_of_released_flows(family: Family) {
+    let (lab, listener) = lab(family);
+    let policy = Policy { idle_limit: Duration::from_secs(3), ..at_once() };
+    let (f, pair) = released(&lab, family, &listener, policy);
+    pair.are_reset();
+    assert_eq!(f.ended(1)[0].how, EndReason::Idle);
+    were_in_sequence(&lab);
 }
 
 #[test]
@@ -148,21 +147,20 @@ fn a_client_without_power_is_given_up() {
     assert_eq!(f.ended(1)[0].how, EndReason::ClientReset);
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_server_without_power_is_given_up() {
-    for family in Family::BOTH {
-        let (lab, listener) = lab(family);
-        let keepalive = Some(Duration::from_secs(1));
-        let f = start(&lab, family, Policy { when: SpliceWhen::Never, keepalive, ..Policy::default() });
-        let pair = Pair::open(&lab, family, &listener);
-        pair.exchange();
-        let _gone =
-            lab.impair(LinkDirection::FromServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
-        let heard = (&pair.client).read(&mut [0]);
-        assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
-        assert_eq!(f.ended(1)[0].how, EndReason::ServerReset);
-    }
+fn a_server_without_power_is_given_up(family: Family) {
+    let (lab, listener) = lab(family);
+    let keepalive = Some(Duration::from_secs(1));
+    let f = start(&lab, family, Policy { when: SpliceWhen::Never, keepalive, ..Policy::default() });
+    let pair = Pair::open(&lab, family, &listener);
+    pair.exchange();
+    let _gone =
+        lab.impair(LinkDirection::FromServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    let heard = (&pair.client).read(&mut [0]);
+    assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
+    assert_eq!(f.ended(1)[0].how, EndReason::ServerReset);
 }
 
 /// The server has sent its end, and has then forgotten the connection, while the client lacks bytes that were forwarded. Both have sent

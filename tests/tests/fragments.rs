@@ -30,6 +30,7 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+use test_case::test_case;
 
 /// The link that all packets from the client to the forwarder pass.
 struct Wire {
@@ -181,64 +182,61 @@ impl Run {
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_spliced_flow_goes_on_in_fragments() {
-    for family in Family::BOTH {
-        for bad in [0, 5] {
-            let name = format!("{family:?}, {bad} of 1000 lost");
-            let r = start(family, bad);
-            r.f.command(Command::Splice);
-            r.f.wait_state(FlowState::Spliced);
-            r.wire.cut();
-            r.wait_verdict("fragment-forwarded", 1000);
-            // there is no way back to control mode
-            r.f.command(Command::Unsplice);
-            let refused = || r.f.splicer.flows().iter().any(|f| f.refusal == Some(Refusal::Fragments)).then_some(());
-            wait_for(Duration::from_secs(5), refused).unwrap_or_else(|| panic!("{name}: {:?}", r.f.splicer.flows()));
-            r.f.wait_state(FlowState::Spliced);
-            r.f.command(Command::Release);
-            r.f.wait_state(FlowState::Released);
-            r.f.command(Command::Unsplice);
-            r.wait_verdict("fragment-forwarded", 3000);
-            r.f.wait_state(FlowState::Released);
-            r.ends(&name, 1, Some(Refusal::Fragments));
-        }
+fn a_spliced_flow_goes_on_in_fragments(family: Family) {
+    for bad in [0, 5] {
+        let name = format!("{family:?}, {bad} of 1000 lost");
+        let r = start(family, bad);
+        r.f.command(Command::Splice);
+        r.f.wait_state(FlowState::Spliced);
+        r.wire.cut();
+        r.wait_verdict("fragment-forwarded", 1000);
+        // there is no way back to control mode
+        r.f.command(Command::Unsplice);
+        let refused = || r.f.splicer.flows().iter().any(|f| f.refusal == Some(Refusal::Fragments)).then_some(());
+        wait_for(Duration::from_secs(5), refused).unwrap_or_else(|| panic!("{name}: {:?}", r.f.splicer.flows()));
+        r.f.wait_state(FlowState::Spliced);
+        r.f.command(Command::Release);
+        r.f.wait_state(FlowState::Released);
+        r.f.command(Command::Unsplice);
+        r.wait_verdict("fragment-forwarded", 3000);
+        r.f.wait_state(FlowState::Released);
+        r.ends(&name, 1, Some(Refusal::Fragments));
     }
 }
 
 /// The sockets' numbers differ from those on the wire; and after the first fragment, the flow is not spliced again.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_flow_that_was_taken_back_goes_on_in_fragments() {
-    for family in Family::BOTH {
-        let r = start(family, 5);
-        r.f.command(Command::Splice);
-        r.f.wait_state(FlowState::Spliced);
-        r.wait_verdict("forwarded", 300);
-        r.f.command(Command::Unsplice);
-        r.f.wait_state(FlowState::Copying);
-        std::thread::sleep(Duration::from_millis(100));
-        r.wire.cut();
-        r.wait_verdict("fragment-stray", 300);
-        r.f.command(Command::Splice);
-        r.ends(&format!("{family:?}"), 1, Some(Refusal::Fragments));
-    }
+fn a_flow_that_was_taken_back_goes_on_in_fragments(family: Family) {
+    let r = start(family, 5);
+    r.f.command(Command::Splice);
+    r.f.wait_state(FlowState::Spliced);
+    r.wait_verdict("forwarded", 300);
+    r.f.command(Command::Unsplice);
+    r.f.wait_state(FlowState::Copying);
+    std::thread::sleep(Duration::from_millis(100));
+    r.wire.cut();
+    r.wait_verdict("fragment-stray", 300);
+    r.f.command(Command::Splice);
+    r.ends(&format!("{family:?}"), 1, Some(Refusal::Fragments));
 }
 
 /// The acknowledgement of the handshake is lost, and the first data arrives in fragments, which the kernel puts together. They
 /// are dropped, and the connection is tracked from the next acknowledgement on.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn fragments_do_not_end_a_handshake() {
-    for family in Family::BOTH {
-        let r = begin(family, 0, |wire| {
-            wire.losing.store(true, Ordering::Relaxed);
-            wire.cut();
-        });
-        r.wait_verdict("fragment-stray", 300);
-        assert!(r.f.verdict("fragment") > 0, "{:?}", r.f.verdicts());
-        r.f.command(Command::Splice);
-        r.ends(&format!("{family:?}"), 0, Some(Refusal::Fragments));
-    }
+fn fragments_do_not_end_a_handshake(family: Family) {
+    let r = begin(family, 0, |wire| {
+        wire.losing.store(true, Ordering::Relaxed);
+        wire.cut();
+    });
+    r.wait_verdict("fragment-stray", 300);
+    assert!(r.f.verdict("fragment") > 0, "{:?}", r.f.verdicts());
+    r.f.command(Command::Splice);
+    r.ends(&format!("{family:?}"), 0, Some(Refusal::Fragments));
 }

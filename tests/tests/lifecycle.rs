@@ -17,6 +17,7 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+use test_case::test_case;
 
 struct Run {
     lab: Lab,
@@ -55,29 +56,28 @@ fn steps() -> (Script, Script) {
     (client, Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000)))
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn released_flows_go_on_and_come_back() {
-    for family in Family::BOTH {
-        let (client, server) = steps();
-        let mut r = start(family, at_once(), client, server);
-        for _ in 0..3 {
-            r.f.wait_state(FlowState::Spliced);
-            r.f.command(Command::Release);
-            r.f.wait_state(FlowState::Released);
-            assert!(r.f.splicer.datapath().expect("kernel path").legs().is_empty(), "no record and no socket is left");
-            let before = r.f.splicer.flows()[0].bytes_up;
-            let moved = || (r.f.splicer.flows().first()?.bytes_up > before).then_some(());
-            wait_for(Duration::from_secs(5), moved).expect("bytes are counted while released");
-            r.f.command(Command::Unsplice);
-            r.f.wait_state(FlowState::Copying);
-            r.f.command(Command::Splice);
-        }
-        r.intact();
-        let e = r.f.ended(1);
-        assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, EndReason::Closed), "{e:?}");
-        assert!(e[0].splices >= 3);
+fn released_flows_go_on_and_come_back(family: Family) {
+    let (client, server) = steps();
+    let mut r = start(family, at_once(), client, server);
+    for _ in 0..3 {
+        r.f.wait_state(FlowState::Spliced);
+        r.f.command(Command::Release);
+        r.f.wait_state(FlowState::Released);
+        assert!(r.f.splicer.datapath().expect("kernel path").legs().is_empty(), "no record and no socket is left");
+        let before = r.f.splicer.flows()[0].bytes_up;
+        let moved = || (r.f.splicer.flows().first()?.bytes_up > before).then_some(());
+        wait_for(Duration::from_secs(5), moved).expect("bytes are counted while released");
+        r.f.command(Command::Unsplice);
+        r.f.wait_state(FlowState::Copying);
+        r.f.command(Command::Splice);
     }
+    r.intact();
+    let e = r.f.ended(1);
+    assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, EndReason::Closed), "{e:?}");
+    assert!(e[0].splices >= 3);
 }
 
 /// The right window edges that a host was told, in order and without those of
@@ -97,12 +97,11 @@ fn edges(host: &Namespace, trace: &Trace, to: impl Fn(&Packet) -> bool) -> Vec<u
 }
 
 /// RFC 9293, 3.8.6: do not shrink the window. Both hosts use their whole window at once and without a pause.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
-    for family in Family::BOTH {
-        assert!((0..3).any(|_| windows_are_kept(family)), "{family:?}: segments are lost before the flow comes back");
-    }
+fn a_flow_that_comes_back_keeps_the_windows_that_were_promised(family: Family) {
+    assert!((0..3).any(|_| windows_are_kept(family)), "{family:?}: segments are lost before the flow comes back");
 }
 
 /// Returns false if segments are lost before the flow comes back: a lab on a busy machine loses some itself.
@@ -197,30 +196,27 @@ fn a_host_with_a_closed_window_hears_of_that_of_a_parked_socket() {
 
 /// An idle flow, too, gets both windows right: the host is told ours by
 /// a segment that updates its window, and that it answers with its own.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn new_sockets_tell_their_windows_and_ask_for_the_hosts() {
-    for family in Family::BOTH {
-        let idle = |s: Script| s.bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(6));
-        let r = start(family, at_once(), idle(Script::opener(5)), idle(Script::answerer()));
-        r.f.wait_state(FlowState::Spliced);
-        let all = || r.f.splicer.flows().first().is_some_and(|f| (f.bytes_up, f.bytes_down) == (10_000, 10_000));
-        wait_for(Duration::from_secs(5), || all().then_some(())).expect("all has passed");
-        r.f.command(Command::Release);
-        r.f.wait_state(FlowState::Released);
-        let tap = Tap::start(&r.lab.client, "c0").expect("tcpdump");
-        let before = r.f.verdict("local");
-        r.f.command(Command::Unsplice);
-        r.f.wait_state(FlowState::Copying);
-        wait_for(Duration::from_secs(5), || (r.f.verdict("local") >= before + 2).then_some(()))
-            .expect("both hosts answer");
-        let packets = tap.stop().expect("a trace").packets;
-        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
-        let client = packets.iter().find(|p| p.to == proxy).expect("it answers");
-        let below: Vec<u32> =
-            packets.iter().filter(|p| p.from == proxy).map(|p| client.ack.wrapping_sub(p.seq)).collect();
-        assert_eq!(below, [0, 1], "{family:?}: {packets:?}");
-    }
+fn new_sockets_tell_their_windows_and_ask_for_the_hosts(family: Family) {
+    let idle = |s: Script| s.bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(6));
+    let r = start(family, at_once(), idle(Script::opener(5)), idle(Script::answerer()));
+    r.f.wait_state(FlowState::Spliced);
+    let all = || r.f.splicer.flows().first().is_some_and(|f| (f.bytes_up, f.bytes_down) == (10_000, 10_000));
+    wait_for(Duration::from_secs(5), || all().then_some(())).expect("all has passed");
+    r.f.command(Command::Release);
+    r.f.wait_state(FlowState::Released);
+    let tap = Tap::start(&r.lab.client, "c0").expect("tcpdump");
+    let before = r.f.verdict("local");
+    r.f.command(Command::Unsplice);
+    r.f.wait_state(FlowState::Copying);
+    wait_for(Duration::from_secs(5), || (r.f.verdict("local") >= before + 2).then_some(())).expect("both hosts answer");
+    let packets = tap.stop().expect("a trace").packets;
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let client = packets.iter().find(|p| p.to == proxy).expect("it answers");
+    let below: Vec<u32> = packets.iter().filter(|p| p.from == proxy).map(|p| client.ack.wrapping_sub(p.seq)).collect();
+    assert_eq!(below, [0, 1], "{family:?}: {packets:?}");
 }
 
 #[test]
@@ -360,19 +356,18 @@ fn nothing_is_left_of_an_idle_flow_that_was_released() {
 }
 
 /// The server speaks first, and the flow is spliced. No byte that the client sends then bypasses the proxy.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn the_next_request_takes_the_flow_back() {
-    for family in Family::BOTH {
-        let script = Script::opener(5).bytes(400_000).start(Start::Received(1_000_000));
-        let answer = Script::answerer_of(5).bytes(1_000_000).pace(2_000_000).ending(Ending::Hold);
-        let mut r = start(family, Policy { trigger: Some(Trigger::ClientData), ..at_once() }, script, answer);
-        r.f.wait_state(FlowState::Spliced);
-        r.intact();
-        let e = r.f.ended(1);
-        assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].spliced_up), (400_000, 1_000_000, 0), "{e:?}");
-        assert!(e[0].spliced_down >= 900_000, "{e:?}");
-    }
+fn the_next_request_takes_the_flow_back(family: Family) {
+    let script = Script::opener(5).bytes(400_000).start(Start::Received(1_000_000));
+    let answer = Script::answerer_of(5).bytes(1_000_000).pace(2_000_000).ending(Ending::Hold);
+    let mut r = start(family, Policy { trigger: Some(Trigger::ClientData), ..at_once() }, script, answer);
+    r.f.wait_state(FlowState::Spliced);
+    r.intact();
+    let e = r.f.ended(1);
+    assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].spliced_up), (400_000, 1_000_000, 0), "{e:?}");
+    assert!(e[0].spliced_down >= 900_000, "{e:?}");
 }
 
 /// An event may be lost, here to a second listener. A host that waits for the unsplice does not wait for long.

@@ -20,6 +20,7 @@ use std::{
     os::fd::AsRawFd,
     time::Duration,
 };
+use test_case::test_case;
 
 /// The state of the flow under attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,25 +343,23 @@ fn a_reset_beyond_what_has_passed_is_heard() {
 
 /// Like the previous test, but the reset does not arrive, and the flow is unspliced. The server is silent and nobody sends
 /// to it, except for our socket, which may speak again.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
-    for family in Family::BOTH {
-        let mut scene = Scene::new(family, "6291456");
-        scene.talk();
-        scene.enter(Phase::Spliced);
-        let lossy =
-            scene.lab.impair(LinkDirection::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("impair");
-        let (lab, f, mut client) = scene.server_resets();
-        wait_for(Duration::from_secs(10), || (f.verdict("rst-unproven") > 0).then_some(())).expect("it has come");
-        wait_for(Duration::from_secs(10), || (lossy.counters().lost > 0).then_some(())).expect("and is lost");
-        drop(lossy);
-        f.command(Command::Unsplice);
-        client.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
-        let error = client.read(&mut [0; 10]).expect_err("reset");
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{family:?}: {:?}", f.verdicts());
-        drop(lab);
-    }
+fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice(family: Family) {
+    let mut scene = Scene::new(family, "6291456");
+    scene.talk();
+    scene.enter(Phase::Spliced);
+    let lossy = scene.lab.impair(LinkDirection::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("impair");
+    let (lab, f, mut client) = scene.server_resets();
+    wait_for(Duration::from_secs(10), || (f.verdict("rst-unproven") > 0).then_some(())).expect("it has come");
+    wait_for(Duration::from_secs(10), || (lossy.counters().lost > 0).then_some(())).expect("and is lost");
+    drop(lossy);
+    f.command(Command::Unsplice);
+    client.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
+    let error = client.read(&mut [0; 10]).expect_err("reset");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{family:?}: {:?}", f.verdicts());
+    drop(lab);
 }
 
 /// A priority tag is not a VLAN (802.1Q, 6.9.1): a packet tagged with VLAN 0 belongs to the flow.

@@ -19,6 +19,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 /// A record is removed after ten seconds; on a busy machine a little later.
@@ -63,56 +64,54 @@ fn bad_handshakes(lab: &Lab, family: Family, n: usize) -> Vec<TcpStream> {
 
 /// The server has an earlier connection from our port, and answers our SYN with its numbers. The kernel resets it and sends
 /// the SYN again: the resulting connection is spliced like any other.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_server_that_remembers_an_earlier_connection() {
-    for family in Family::BOTH {
-        const OWN: u16 = 20_000;
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let at = SERVER.port(family, PORT);
-        let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
-        let script = Script { local: Some(FORWARDER_TO_SERVER.port(family, OWN)), ..Script::opener(1) };
-        let ours = lab.forwarder.run(|| connect(at, &script)).expect("connect");
-        let _earlier = listener.accept().expect("accept");
-        close_silently([ours]);
-        let options = OpenOptions { source_ports: OWN..=OWN, ..OpenOptions::default() };
-        let f = Forwarder::open(&lab, proxy(family), at, at_once(), options);
-        let script = Script::opener(2).bytes(1000);
-        let client = lab.client.spawn(move || converse(connect(proxy(family), &script).expect("connect"), &script));
-        listener.set_nonblocking(true).expect("nonblocking");
-        let (server, _) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
-        server.set_nonblocking(false).expect("blocking");
-        let server = converse(server, &Script::answerer().bytes(1000));
-        intact(&client.join().expect("client"), &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        let ended = f.ended(1).remove(0);
-        assert_eq!((ended.refusal, ended.splices), (None, 1), "{family:?}");
-    }
+fn a_server_that_remembers_an_earlier_connection(family: Family) {
+    const OWN: u16 = 20_000;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let at = SERVER.port(family, PORT);
+    let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
+    let script = Script { local: Some(FORWARDER_TO_SERVER.port(family, OWN)), ..Script::opener(1) };
+    let ours = lab.forwarder.run(|| connect(at, &script)).expect("connect");
+    let _earlier = listener.accept().expect("accept");
+    close_silently([ours]);
+    let options = OpenOptions { source_ports: OWN..=OWN, ..OpenOptions::default() };
+    let f = Forwarder::open(&lab, proxy(family), at, at_once(), options);
+    let script = Script::opener(2).bytes(1000);
+    let client = lab.client.spawn(move || converse(connect(proxy(family), &script).expect("connect"), &script));
+    listener.set_nonblocking(true).expect("nonblocking");
+    let (server, _) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
+    server.set_nonblocking(false).expect("blocking");
+    let server = converse(server, &Script::answerer().bytes(1000));
+    intact(&client.join().expect("client"), &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let ended = f.ended(1).remove(0);
+    assert_eq!((ended.refusal, ended.splices), (None, 1), "{family:?}");
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn handshakes_that_the_kernel_drops_leave_nothing() {
-    for family in Family::BOTH {
-        const FLOWS: u32 = 64;
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let script = Script::opener(5).bytes(200_000);
-        let answer = Script::answerer().bytes(200_000);
-        let f = open(&lab, family, at_once(), FLOWS);
-        drop_what_ends_handshakes(&lab);
-        let bad = bad_handshakes(&lab, family, 200);
-        assert_eq!(legs(&f), 2 * FLOWS as usize, "the table is full: {:?}", f.verdicts());
-        wait_for(PATIENCE, || (entries(&f) == 0 && legs(&f) == 0).then_some(()))
-            .unwrap_or_else(|| panic!("{} records stay", legs(&f)));
-        assert_eq!(f.splicer.swept(), 2 * u64::from(FLOWS));
-        close_silently(bad); // otherwise our retransmitted SYN-ACKs would complete them
-        nft(&lab, "flush ruleset");
-        let at = SERVER.port(family, PORT);
-        let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
-        let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
-        intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        let ended = f.ended(1);
-        assert_eq!((ended[0].splices, ended[0].how), (1, EndReason::Closed), "{ended:?}");
-    }
+fn handshakes_that_the_kernel_drops_leave_nothing(family: Family) {
+    const FLOWS: u32 = 64;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let script = Script::opener(5).bytes(200_000);
+    let answer = Script::answerer().bytes(200_000);
+    let f = open(&lab, family, at_once(), FLOWS);
+    drop_what_ends_handshakes(&lab);
+    let bad = bad_handshakes(&lab, family, 200);
+    assert_eq!(legs(&f), 2 * FLOWS as usize, "the table is full: {:?}", f.verdicts());
+    wait_for(PATIENCE, || (entries(&f) == 0 && legs(&f) == 0).then_some(()))
+        .unwrap_or_else(|| panic!("{} records stay", legs(&f)));
+    assert_eq!(f.splicer.swept(), 2 * u64::from(FLOWS));
+    close_silently(bad); // otherwise our retransmitted SYN-ACKs would complete them
+    nft(&lab, "flush ruleset");
+    let at = SERVER.port(family, PORT);
+    let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
+    let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
+    intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let ended = f.ended(1);
+    assert_eq!((ended[0].splices, ended[0].how), (1, EndReason::Closed), "{ended:?}");
 }
 
 /// Half-open connections have a table of their own, where the oldest gives way.
@@ -286,20 +285,19 @@ fn flows_that_have_ended_make_room_for_new_ones() {
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn flows_that_are_never_spliced_need_no_records() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        echo(&lab, family);
-        let f = open(&lab, family, Policy { when: SpliceWhen::Never, ..Policy::default() }, 16);
-        let connect = || lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect"));
-        let streams: Vec<_> = (0..40).map(|_| connect()).inspect(|s| ask(s, 1000)).collect();
-        wait_for(PATIENCE, || (f.splicer.flows().len() == streams.len() && entries(&f) == 0).then_some(()))
-            .unwrap_or_else(|| panic!("{} records", legs(&f)));
-        streams.iter().for_each(|s| ask(s, 100_000));
-        assert_eq!(f.verdict("table-full"), 0);
-        drop(streams);
-        assert!(f.ended(40).iter().all(|e| e.how == EndReason::Closed && e.refusal == Some(Refusal::Policy)));
-    }
+fn flows_that_are_never_spliced_need_no_records(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    echo(&lab, family);
+    let f = open(&lab, family, Policy { when: SpliceWhen::Never, ..Policy::default() }, 16);
+    let connect = || lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect"));
+    let streams: Vec<_> = (0..40).map(|_| connect()).inspect(|s| ask(s, 1000)).collect();
+    wait_for(PATIENCE, || (f.splicer.flows().len() == streams.len() && entries(&f) == 0).then_some(()))
+        .unwrap_or_else(|| panic!("{} records", legs(&f)));
+    streams.iter().for_each(|s| ask(s, 100_000));
+    assert_eq!(f.verdict("table-full"), 0);
+    drop(streams);
+    assert!(f.ended(40).iter().all(|e| e.how == EndReason::Closed && e.refusal == Some(Refusal::Policy)));
 }

@@ -21,6 +21,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use test_case::test_case;
 
 const CONNECTIONS: usize = 8;
 /// Total number of splices, and of unsplices.
@@ -174,22 +175,21 @@ fn lab(large_packets: bool) -> Lab {
     Lab::new(Shape::TwoDevices, Options { large_packets, ..Options::default() }).expect("lab")
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn full_speed_both_ways() {
-    for family in Family::BOTH {
-        let s = Storm {
-            policy: by_hand(),
-            family,
-            lab: lab(true),
-            unrest: false,
-            pace: 20_000_000 / CONNECTIONS as u64,
-            time: Duration::from_secs(10),
-            cycles: CYCLES,
-        };
-        let (_, splices) = s.run();
-        assert!(splices >= if is_emulated() { CYCLES / 2 } else { CYCLES }, "{splices}");
-    }
+fn full_speed_both_ways(family: Family) {
+    let s = Storm {
+        policy: by_hand(),
+        family,
+        lab: lab(true),
+        unrest: false,
+        pace: 20_000_000 / CONNECTIONS as u64,
+        time: Duration::from_secs(10),
+        cycles: CYCLES,
+    };
+    let (_, splices) = s.run();
+    assert!(splices >= if is_emulated() { CYCLES / 2 } else { CYCLES }, "{splices}");
 }
 
 #[test]
@@ -229,17 +229,16 @@ fn released_and_never_idle() {
 }
 
 /// The kernel drops what does not fit into short queues. The data path has seen it leave; a socket counts it as unsent.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn behind_full_queues() {
-    for family in Family::BOTH {
-        let lab = lab(true);
-        lab.shorten_queues(65_536, 200).expect("tc");
-        let (pace, time) = (1_000_000_000, Duration::from_secs(5));
-        let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
-        let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();
-        assert!(splices > CYCLES / 20, "{splices}");
-    }
+fn behind_full_queues(family: Family) {
+    let lab = lab(true);
+    lab.shorten_queues(65_536, 200).expect("tc");
+    let (pace, time) = (1_000_000_000, Duration::from_secs(5));
+    let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
+    let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();
+    assert!(splices > CYCLES / 20, "{splices}");
 }
 
 /// Next hops are rewritten in the middle of switches.

@@ -11,6 +11,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{Forwarder, at_once, process::Process};
 use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, time::Duration};
+use test_case::test_case;
 
 /// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,28 +45,27 @@ fn reports((client, serving): (JoinHandle<Report>, Serving)) -> (Report, Report)
 }
 
 /// With both paths stopped, so that nothing passes in between.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn while_it_makes_sockets_for_a_released_flow() {
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let mut first = place.process("at-once");
-        // idle from time to time
-        let script = Script::opener(1).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
-        let answer = Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000));
-        let talk = place.talk(script, answer);
-        first.wait_flows(1, FlowState::Spliced);
-        first.ask("release");
-        first.wait_flows(1, FlowState::Released);
-        first.ask("stop");
-        first.kill();
-        let mut second = place.process("at-once");
-        second.wait_flows(1, FlowState::Released);
-        let (client, server) = reports(talk);
-        intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{:?}", second.ask("counters")));
-        wait_for(Duration::from_secs(10), || second.flows().is_empty().then_some(())).expect("it is over");
-        second.end();
-    }
+fn while_it_makes_sockets_for_a_released_flow(family: Family) {
+    let place = Place::new(family);
+    let mut first = place.process("at-once");
+    // idle from time to time
+    let script = Script::opener(1).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
+    let answer = Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000));
+    let talk = place.talk(script, answer);
+    first.wait_flows(1, FlowState::Spliced);
+    first.ask("release");
+    first.wait_flows(1, FlowState::Released);
+    first.ask("stop");
+    first.kill();
+    let mut second = place.process("at-once");
+    second.wait_flows(1, FlowState::Released);
+    let (client, server) = reports(talk);
+    intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{:?}", second.ask("counters")));
+    wait_for(Duration::from_secs(10), || second.flows().is_empty().then_some(())).expect("it is over");
+    second.end();
 }
 
 /// The kernel delivers the data in the first process's sockets. The drain ends long after the second process has started.
@@ -183,33 +183,32 @@ fn many_released_flows() {
 }
 
 /// By the time the flow is checked, its addresses are in use by another connection: that one must stay.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_client_that_comes_again_at_once() {
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let client = CLIENT.port(family, 40_001);
-        let mut first = place.process("at-once");
-        let script = |seed, bytes| Script { local: Some(client), ..Script::opener(seed).bytes(bytes).pace(1_000_000) };
-        let answer = Script::answerer().bytes(100_000).deadline(4 * PATIENCE);
-        let (front, server) = (place.front, place.server);
-        let serving = place.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
-        let enough = Cue::default(); // given when the next process has seen it
-        let earlier = script(1, 0).until(&enough, 1_000_000).deadline(4 * PATIENCE);
-        let earlier = place.lab.client.spawn(move || converse(connect(front, &earlier).expect("connect"), &earlier));
-        first.wait_flows(1, FlowState::Spliced);
-        first.kill();
-        let mut second = place.process("at-once");
-        second.wait_flows(1, FlowState::Released);
-        enough.give();
-        earlier.join().expect("client");
-        // no TIME-WAIT may block the port
-        place.lab.client.sysctl("net.ipv4.tcp_tw_reuse", "1").expect("sysctl");
-        let again = script(2, 3_000_000).deadline(PATIENCE);
-        let again = place.lab.client.run(|| converse(connect(front, &again).expect("connect"), &again));
-        let servers = serving.join();
-        let other = servers.iter().find(|s| s.seed == again.seed).expect("it came");
-        intact(&again, other).unwrap_or_else(|why| panic!("{family:?}: {why}"));
-        second.end();
-    }
+fn a_client_that_comes_again_at_once(family: Family) {
+    let place = Place::new(family);
+    let client = CLIENT.port(family, 40_001);
+    let mut first = place.process("at-once");
+    let script = |seed, bytes| Script { local: Some(client), ..Script::opener(seed).bytes(bytes).pace(1_000_000) };
+    let answer = Script::answerer().bytes(100_000).deadline(4 * PATIENCE);
+    let (front, server) = (place.front, place.server);
+    let serving = place.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
+    let enough = Cue::default(); // given when the next process has seen it
+    let earlier = script(1, 0).until(&enough, 1_000_000).deadline(4 * PATIENCE);
+    let earlier = place.lab.client.spawn(move || converse(connect(front, &earlier).expect("connect"), &earlier));
+    first.wait_flows(1, FlowState::Spliced);
+    first.kill();
+    let mut second = place.process("at-once");
+    second.wait_flows(1, FlowState::Released);
+    enough.give();
+    earlier.join().expect("client");
+    // no TIME-WAIT may block the port
+    place.lab.client.sysctl("net.ipv4.tcp_tw_reuse", "1").expect("sysctl");
+    let again = script(2, 3_000_000).deadline(PATIENCE);
+    let again = place.lab.client.run(|| converse(connect(front, &again).expect("connect"), &again));
+    let servers = serving.join();
+    let other = servers.iter().find(|s| s.seed == again.seed).expect("it came");
+    intact(&again, other).unwrap_or_else(|why| panic!("{family:?}: {why}"));
+    second.end();
 }

@@ -25,6 +25,7 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+use test_case::test_case;
 
 const SEED: u64 = 19;
 /// Larger than the data of any test: nothing is lost for lack of space.
@@ -158,19 +159,18 @@ fn simple() -> Lab {
     Lab::simple(Shape::TwoDevices).expect("lab")
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_tap_goes_through_splice_unsplice_and_splice() {
-    for family in Family::BOTH {
-        let scripts = scripts([12_000_000, 9_000_000], 10_000_000);
-        let (run, reader) = start(family, simple(), (by_hand(), OpenOptions::default()), PLENTY, scripts);
-        run.f.wait_state(FlowState::Copying);
-        run.switch(12);
-        run.f.command(Command::Splice);
-        let (f, _lab, sent) = run.intact();
-        assert_eq!(read(&reader), sent.map(Got::whole), "{:?}", f.verdicts());
-        assert!(f.ended(1)[0].splices > 12);
-    }
+fn a_tap_goes_through_splice_unsplice_and_splice(family: Family) {
+    let scripts = scripts([12_000_000, 9_000_000], 10_000_000);
+    let (run, reader) = start(family, simple(), (by_hand(), OpenOptions::default()), PLENTY, scripts);
+    run.f.wait_state(FlowState::Copying);
+    run.switch(12);
+    run.f.command(Command::Splice);
+    let (f, _lab, sent) = run.intact();
+    assert_eq!(read(&reader), sent.map(Got::whole), "{:?}", f.verdicts());
+    assert!(f.ended(1)[0].splices > 12);
 }
 
 #[test]
@@ -195,24 +195,23 @@ fn a_tap_of_a_flow_that_is_released_and_recreated() {
 }
 
 /// Lost data is retransmitted; duplicated and late data is in the right position.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_tap_under_loss_reordering_and_duplicates() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-        let impair = Impair { loss: 0.003, duplicate: 0.02, reorder: 0.02, ..Impair::default() };
-        let ways = [Link::FromClient, Link::ToClient, Link::FromServer, Link::ToServer];
-        let bad = ways.map(|w| lab.impair(w, Impair { seed: w as u64 + 1, ..impair }).expect("impairment"));
-        let scripts = scripts([6_000_000, 6_000_000], 6_000_000);
-        let (run, reader) = start(family, lab, (by_hand(), OpenOptions::default()), PLENTY, scripts);
-        run.f.wait_state(FlowState::Copying);
-        run.switch(8);
-        run.f.command(Command::Splice);
-        let (f, _lab, sent) = run.intact();
-        eprintln!("{:?}", bad.each_ref().map(|b| b.counters()));
-        assert_eq!(f.verdict("tap-lost"), 0);
-        assert_eq!(read(&reader), sent.map(Got::whole));
-    }
+fn a_tap_under_loss_reordering_and_duplicates(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    let impair = Impair { loss: 0.003, duplicate: 0.02, reorder: 0.02, ..Impair::default() };
+    let ways = [Link::FromClient, Link::ToClient, Link::FromServer, Link::ToServer];
+    let bad = ways.map(|w| lab.impair(w, Impair { seed: w as u64 + 1, ..impair }).expect("impairment"));
+    let scripts = scripts([6_000_000, 6_000_000], 6_000_000);
+    let (run, reader) = start(family, lab, (by_hand(), OpenOptions::default()), PLENTY, scripts);
+    run.f.wait_state(FlowState::Copying);
+    run.switch(8);
+    run.f.command(Command::Splice);
+    let (f, _lab, sent) = run.intact();
+    eprintln!("{:?}", bad.each_ref().map(|b| b.counters()));
+    assert_eq!(f.verdict("tap-lost"), 0);
+    assert_eq!(read(&reader), sent.map(Got::whole));
 }
 
 /// A single large packet exceeds the ring, and the reader does not read: all missing data is marked.

@@ -21,6 +21,7 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 5_000_000;
@@ -98,32 +99,25 @@ fn hosts_go_on_without_us_if_the_clients_leg_finds_no_room() {
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_at_once_they_take_the_identity_path() {
-    for family in Family::BOTH {
-        both(family, at_once(), |f, client| {
-            f.wait_state(FlowState::Spliced);
-            for leg in legs(family, client) {
-                let path = f.splicer.datapath().and_then(|d| d.path(&leg)).expect("a path entry");
-                let flags = PathFlags::SPLICED | PathFlags::IDENTITY;
-                assert_eq!(
-                    path.flags & flags,
-                    flags,
-                    "{leg:?}: {path:?}, {:?}",
-                    f.splicer.datapath().unwrap().leg(&leg)
-                );
-            }
-        });
-    }
+fn spliced_at_once_they_take_the_identity_path(family: Family) {
+    both(family, at_once(), |f, client| {
+        f.wait_state(FlowState::Spliced);
+        for leg in legs(family, client) {
+            let path = f.splicer.datapath().and_then(|d| d.path(&leg)).expect("a path entry");
+            let flags = PathFlags::SPLICED | PathFlags::IDENTITY;
+            assert_eq!(path.flags & flags, flags, "{leg:?}: {path:?}, {:?}", f.splicer.datapath().unwrap().leg(&leg));
+        }
+    });
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn copied() {
-    for family in Family::BOTH {
-        both(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, |_, _| {});
-    }
+fn copied(family: Family) {
+    both(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, |_, _| {});
 }
 
 fn back_and_forth(f: &Forwarder, _: SocketAddr) {
@@ -135,154 +129,142 @@ fn back_and_forth(f: &Forwarder, _: SocketAddr) {
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_and_taken_back_again_and_again() {
-    for family in Family::BOTH {
-        both(family, by_hand(), back_and_forth);
-    }
+fn spliced_and_taken_back_again_and_again(family: Family) {
+    both(family, by_hand(), back_and_forth);
 }
 
 /// Lost segments must be retransmitted by the right side: a host or one of our sockets.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_and_taken_back_while_segments_are_lost() {
-    for family in Family::BOTH {
-        let options = Options { large_packets: false, ..Options::default() };
-        for shape in [Shape::TwoDevices, Shape::OneArmed] {
-            let lab = Lab::new(shape, options.clone()).expect("lab");
-            let loss = Impair { drop_every: Some(150), ..Impair::default() };
-            let ways = [
-                LinkDirection::FromClient,
-                LinkDirection::ToClient,
-                LinkDirection::FromServer,
-                LinkDirection::ToServer,
-            ];
-            let lossy = ways.map(|way| lab.impair(way, loss).expect("impair"));
-            through(&lab, family, by_hand(), back_and_forth);
-            assert!(lossy.iter().all(|i| i.counters().lost > 0), "{:?}", lossy.map(|i| i.counters()));
-        }
+fn spliced_and_taken_back_while_segments_are_lost(family: Family) {
+    let options = Options { large_packets: false, ..Options::default() };
+    for shape in [Shape::TwoDevices, Shape::OneArmed] {
+        let lab = Lab::new(shape, options.clone()).expect("lab");
+        let loss = Impair { drop_every: Some(150), ..Impair::default() };
+        let ways =
+            [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];
+        let lossy = ways.map(|way| lab.impair(way, loss).expect("impair"));
+        through(&lab, family, by_hand(), back_and_forth);
+        assert!(lossy.iter().all(|i| i.counters().lost > 0), "{:?}", lossy.map(|i| i.counters()));
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn released_and_taken_back() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
-        let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
-        let (mut server, _) = listener.accept().expect("accept");
-        let mut exchange = |text: &[u8]| {
-            let mut heard = vec![0; text.len()];
-            client.write_all(text).expect("write");
-            server.read_exact(&mut heard).expect("read");
-            assert_eq!(heard, text);
-            server.write_all(text).expect("write");
-            client.read_exact(&mut heard).expect("read");
-            assert_eq!(heard, text);
-        };
-        f.wait_state(FlowState::Spliced);
-        exchange(b"spliced");
-        f.command(Command::Release);
-        f.wait_state(FlowState::Released);
-        exchange(b"without sockets");
-        f.command(Command::Unsplice);
-        f.wait_state(FlowState::Copying);
-        exchange(b"through new sockets");
-    }
+fn released_and_taken_back(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+    let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
+    let (mut server, _) = listener.accept().expect("accept");
+    let mut exchange = |text: &[u8]| {
+        let mut heard = vec![0; text.len()];
+        client.write_all(text).expect("write");
+        server.read_exact(&mut heard).expect("read");
+        assert_eq!(heard, text);
+        server.write_all(text).expect("write");
+        client.read_exact(&mut heard).expect("read");
+        assert_eq!(heard, text);
+    };
+    f.wait_state(FlowState::Spliced);
+    exchange(b"spliced");
+    f.command(Command::Release);
+    f.wait_state(FlowState::Released);
+    exchange(b"without sockets");
+    f.command(Command::Unsplice);
+    f.wait_state(FlowState::Copying);
+    exchange(b"through new sockets");
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn lost_segments_of_the_handshake_come_again() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let whole = |ended: &Ended, name: &str| spliced_whole(ended, BYTES_AT_ONCE, name);
-        route(family).lose_handshake_segments(&lab, &f, BYTES_AT_ONCE, whole);
-    }
+fn lost_segments_of_the_handshake_come_again(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let whole = |ended: &Ended, name: &str| spliced_whole(ended, BYTES_AT_ONCE, name);
+    route(family).lose_handshake_segments(&lab, &f, BYTES_AT_ONCE, whole);
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn data_right_behind_the_handshake_is_spliced() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        route(family).splice_from_the_first_byte(&lab, &f);
-    }
+fn data_right_behind_the_handshake_is_spliced(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    route(family).splice_from_the_first_byte(&lab, &f);
 }
 
 /// The server has an earlier connection from the client's port, and
 /// answers a SYN with its numbers. The client resets that connection.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_server_that_remembers_an_earlier_connection() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let routes = |on| {
-            for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
-                lab.forwarder.sysctl(key, on).expect("sysctl");
-            }
-        };
-        routes("1");
-        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
-        let script = Script { local: Some(CLIENT.port(family, 40_001)), ..Script::opener(1).bytes(1000) };
-        let routed = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("routed");
-        let _earlier = listener.accept().expect("accept");
-        setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // so that it is closed silently
-        drop(routed);
-        routes("0");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let again = lab.client.spawn(move || connect(SERVER.port(family, PORT), &script).map(|c| converse(c, &script)));
-        let answer = Script::answerer().bytes(1000);
-        listener.set_nonblocking(true).expect("nonblocking");
-        let (server, _) = wait_for(PATIENCE, || listener.accept().ok()).expect("the client connects in the end");
-        server.set_nonblocking(false).expect("blocking");
-        let server = converse(server, &answer);
-        let client = again.join().expect("client").expect("connected");
-        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        assert_eq!(f.ended(1)[0].splices, 1, "{family:?}");
-    }
+fn a_server_that_remembers_an_earlier_connection(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let routes = |on| {
+        for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+            lab.forwarder.sysctl(key, on).expect("sysctl");
+        }
+    };
+    routes("1");
+    let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+    let script = Script { local: Some(CLIENT.port(family, 40_001)), ..Script::opener(1).bytes(1000) };
+    let routed = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("routed");
+    let _earlier = listener.accept().expect("accept");
+    setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // so that it is closed silently
+    drop(routed);
+    routes("0");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let again = lab.client.spawn(move || connect(SERVER.port(family, PORT), &script).map(|c| converse(c, &script)));
+    let answer = Script::answerer().bytes(1000);
+    listener.set_nonblocking(true).expect("nonblocking");
+    let (server, _) = wait_for(PATIENCE, || listener.accept().ok()).expect("the client connects in the end");
+    server.set_nonblocking(false).expect("blocking");
+    let server = converse(server, &answer);
+    let client = again.join().expect("client").expect("connected");
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    assert_eq!(f.ended(1)[0].splices, 1, "{family:?}");
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn who_is_refused_hears_of_it() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let refused = lab.client.run(|| TcpStream::connect(SERVER.port(family, PORT)));
-        assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
-        let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
-        wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
-    }
+fn who_is_refused_hears_of_it(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let refused = lab.client.run(|| TcpStream::connect(SERVER.port(family, PORT)));
+    assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+    let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
+    wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
 }
 
 /// The server's answer reaches a client that is gone, whose kernel sends a reset.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_server_hears_that_its_client_has_gone() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let server = SERVER.port(family, PORT);
-        let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
-        listener.set_nonblocking(true).expect("nonblocking");
-        let delay = Impair { delay: Duration::from_millis(300), ..Impair::default() };
-        let late = lab.impair(LinkDirection::FromServer, delay).expect("impair");
-        lab.client.run(|| {
-            let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None).expect("socket");
-            assert_eq!(s.connect(&server.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
-        });
-        wait_for(Duration::from_secs(5), || (f.verdict("handshake") >= 3).then_some(())).expect("SYN, SYN-ACK, RST");
-        let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
-        wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
-        assert!(late.counters().delayed >= 1);
-        assert_eq!(listener.accept().expect_err("reset before").kind(), ErrorKind::WouldBlock);
-    }
+fn a_server_hears_that_its_client_has_gone(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let server = SERVER.port(family, PORT);
+    let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    listener.set_nonblocking(true).expect("nonblocking");
+    let delay = Impair { delay: Duration::from_millis(300), ..Impair::default() };
+    let late = lab.impair(LinkDirection::FromServer, delay).expect("impair");
+    lab.client.run(|| {
+        let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None).expect("socket");
+        assert_eq!(s.connect(&server.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
+    });
+    wait_for(Duration::from_secs(5), || (f.verdict("handshake") >= 3).then_some(())).expect("SYN, SYN-ACK, RST");
+    let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
+    wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
+    assert!(late.counters().delayed >= 1);
+    assert_eq!(listener.accept().expect_err("reset before").kind(), ErrorKind::WouldBlock);
 }
 
 /// The server resets a connection, and the client does not get our reset: because its device is down, or because the reset
@@ -462,15 +444,14 @@ fn silent_client(family: Family) {
 }
 
 /// The setting that keepalived needs.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn where_any_address_can_be_bound() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let name = if family == Family::V4 { "ipv4" } else { "ipv6" };
-        lab.forwarder.sysctl(&format!("net.{name}.ip_nonlocal_bind"), "1").expect("sysctl");
-        through(&lab, family, at_once(), |_, _| {});
-    }
+fn where_any_address_can_be_bound(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let name = if family == Family::V4 { "ipv4" } else { "ipv6" };
+    lab.forwarder.sysctl(&format!("net.{name}.ip_nonlocal_bind"), "1").expect("sysctl");
+    through(&lab, family, at_once(), |_, _| {});
 }
 
 /// The setting that wg-quick needs: reverse-path filtering uses the packet's mark.
@@ -586,90 +567,83 @@ fn a_reset_of_a_routed_connection_is_routed() {
 
 /// The program starts between a client's SYN and its repetition, while the first answer is on its way to the client: the client's
 /// acknowledgement passes unseen, and then the server's second answer comes. Bytes may have passed, so the program must keep out.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_connection_that_began_without_us_is_left_alone() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let [at_client, at_server] = [&lab.client, &lab.server].map(|at| Nobody::at(at, family));
-        let (client, server) = (at_client.address(9), SERVER.port(family, PORT));
-        let says = |seq, ack, flags| Packet { seq, ack, flags, ..Packet::new(client, server) };
-        // the server is silent, so that its answer can be forged
-        lab.server
-            .execute(
-                "nft",
-                &["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"],
-            )
-            .expect("a rule");
-        at_client.sends(&says(1, 0, flag::SYN));
-        wait_for(PATIENCE, || (f.splicer.datapath()?.legs().len() == 1).then_some(())).expect("half open");
-        for n in 0..2 {
-            at_client.sends(&says(2, 501, flag::ACK));
-            wait_for(PATIENCE, || (f.verdict("passed-by") > n).then_some(())).expect("it is routed");
-            at_client.sends(&says(1, 0, flag::SYN)); // and again, with the repetition
-            wait_for(PATIENCE, || (f.verdict("handshake") > n + 1).then_some(())).expect("it is heard");
-        }
-        let answer = Packet { from: server, to: client, ..says(500, 2, flag::SYN | flag::ACK) };
-        at_server.sends(&answer);
-        wait_for(PATIENCE, || (f.splicer.transparent_counts().untracked == 1).then_some(())).expect("it is let go");
-        assert!(f.splicer.datapath().expect("kernel path").legs().is_empty(), "{family:?}");
+fn a_connection_that_began_without_us_is_left_alone(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let [at_client, at_server] = [&lab.client, &lab.server].map(|at| Nobody::at(at, family));
+    let (client, server) = (at_client.address(9), SERVER.port(family, PORT));
+    let says = |seq, ack, flags| Packet { seq, ack, flags, ..Packet::new(client, server) };
+    // the server is silent, so that its answer can be forged
+    lab.server
+        .execute("nft", &["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"])
+        .expect("a rule");
+    at_client.sends(&says(1, 0, flag::SYN));
+    wait_for(PATIENCE, || (f.splicer.datapath()?.legs().len() == 1).then_some(())).expect("half open");
+    for n in 0..2 {
+        at_client.sends(&says(2, 501, flag::ACK));
+        wait_for(PATIENCE, || (f.verdict("passed-by") > n).then_some(())).expect("it is routed");
+        at_client.sends(&says(1, 0, flag::SYN)); // and again, with the repetition
+        wait_for(PATIENCE, || (f.verdict("handshake") > n + 1).then_some(())).expect("it is heard");
     }
+    let answer = Packet { from: server, to: client, ..says(500, 2, flag::SYN | flag::ACK) };
+    at_server.sends(&answer);
+    wait_for(PATIENCE, || (f.splicer.transparent_counts().untracked == 1).then_some(())).expect("it is let go");
+    assert!(f.splicer.datapath().expect("kernel path").legs().is_empty(), "{family:?}");
 }
 
 /// A client gives up before the server has answered, and comes again from the same port, with another number.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_client_that_comes_again_before_the_answer_is_served() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::transparent(&lab, any(family), at_once());
-        let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
-        rules(&["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"]);
-        let client = CLIENT.port(family, 40_002);
-        let syn = Packet { seq: 77, flags: flag::SYN, ..Packet::new(client, SERVER.port(family, PORT)) };
-        Nobody::at(&lab.client, family).sends(&syn);
-        wait_for(PATIENCE, || (f.splicer.datapath()?.legs().len() == 1).then_some(())).expect("half open");
-        rules(&["delete table inet t"]);
-        let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
-        let script = Script { local: Some(client), ..Script::opener(1).bytes(1000) };
-        let stream = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("connected");
-        let ours = converse(stream, &script);
-        intact(&ours, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        assert_eq!(f.ended(1)[0].how, EndReason::Closed, "{family:?}");
-    }
+fn a_client_that_comes_again_before_the_answer_is_served(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
+    rules(&["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"]);
+    let client = CLIENT.port(family, 40_002);
+    let syn = Packet { seq: 77, flags: flag::SYN, ..Packet::new(client, SERVER.port(family, PORT)) };
+    Nobody::at(&lab.client, family).sends(&syn);
+    wait_for(PATIENCE, || (f.splicer.datapath()?.legs().len() == 1).then_some(())).expect("half open");
+    rules(&["delete table inet t"]);
+    let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
+    let script = Script { local: Some(client), ..Script::opener(1).bytes(1000) };
+    let stream = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("connected");
+    let ours = converse(stream, &script);
+    intact(&ours, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    assert_eq!(f.ended(1)[0].how, EndReason::Closed, "{family:?}");
 }
 
 /// A socket of an earlier connection takes the segments for its addresses until it is closed, however long that takes. A client that
 /// completed its handshake meanwhile would be heard by nobody.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn no_handshake_completes_before_the_sockets_of_an_earlier_connection_are_closed() {
-    for family in Family::BOTH {
-        behind_an_earlier_socket(family, |lab, f| {
-            let again = || lab.server.counter("TcpExt", "TCPSynRetrans").filter(|n| *n >= 4);
-            wait_for(PATIENCE, again).unwrap_or_else(|| panic!("the server answers again: {:?}", f.verdicts()));
-        });
-    }
+fn no_handshake_completes_before_the_sockets_of_an_earlier_connection_are_closed(family: Family) {
+    behind_an_earlier_socket(family, |lab, f| {
+        let again = || lab.server.counter("TcpExt", "TCPSynRetrans").filter(|n| *n >= 4);
+        wait_for(PATIENCE, again).unwrap_or_else(|| panic!("the server answers again: {:?}", f.verdicts()));
+    });
 }
 
 /// The server has answered, but nobody has heard of it yet, and the client's reset of its earlier connection comes. The server ignores
 /// it, and so must we: the connection that begins would count as reset, would not be spliced, and its server not told of its end.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_late_reset_of_an_earlier_connection_is_not_that_of_the_next() {
-    for family in Family::BOTH {
-        behind_an_earlier_socket(family, |lab, f| {
-            let server = || f.splicer.datapath()?.legs().into_iter().find(|(_, l)| l.flags & LegFlags::SYN == 0);
-            let (leg, _) = wait_for(PATIENCE, server).expect("the server answers");
-            let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
-            rules(&["table inet t { chain c { type filter hook input priority 0; tcp flags rst counter; }; }"]);
-            let late = Packet { seq: 1, flags: flag::RST, ..Packet::new(leg.local, leg.remote) };
-            Nobody::at(&lab.client, family).sends(&late);
-            let heard = || (!rules(&["list table inet t"]).contains("packets 0 ")).then_some(());
-            wait_for(PATIENCE, heard).expect("the server gets it");
-        });
-    }
+fn a_late_reset_of_an_earlier_connection_is_not_that_of_the_next(family: Family) {
+    behind_an_earlier_socket(family, |lab, f| {
+        let server = || f.splicer.datapath()?.legs().into_iter().find(|(_, l)| l.flags & LegFlags::SYN == 0);
+        let (leg, _) = wait_for(PATIENCE, server).expect("the server answers");
+        let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
+        rules(&["table inet t { chain c { type filter hook input priority 0; tcp flags rst counter; }; }"]);
+        let late = Packet { seq: 1, flags: flag::RST, ..Packet::new(leg.local, leg.remote) };
+        Nobody::at(&lab.client, family).sends(&late);
+        let heard = || (!rules(&["list table inet t"]).contains("packets 0 ")).then_some(());
+        wait_for(PATIENCE, heard).expect("the server gets it");
+    });
 }
 
 /// A client connects while a socket of an earlier connection has its addresses, which is closed after `meanwhile`. It is then served.

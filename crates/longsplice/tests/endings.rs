@@ -20,6 +20,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const CONNECTIONS: usize = 3;
@@ -243,32 +244,31 @@ fn only_flows_that_live_are_said_to_have_no_way() {
     proxy.wait_message(" 1 directions of spliced connections have no way");
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_stop_resets_hosts_of_sockets_that_nobody_holds() {
-    for family in Family::BOTH {
-        let (place, ends) = Place::after_a_kill(family, "released");
-        let leave = |connection: &[TcpStream]| {
-            let [client, server] = connection else { unreachable!("pairs") };
-            let [front, back] = [client.peer_addr().unwrap(), server.peer_addr().unwrap()];
-            let legs = [(client.local_addr().unwrap(), front), (server.local_addr().unwrap(), back)];
-            for (remote, local) in legs {
-                let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-                let s = socket(family, SockType::Stream, SockFlag::empty(), None).unwrap();
-                Repair::On.set(&s).unwrap();
-                bind(s.as_raw_fd(), &SockaddrStorage::from(local)).unwrap();
-                connect(s.as_raw_fd(), &SockaddrStorage::from(remote)).unwrap();
-                Repair::Off.set(&s).unwrap();
-            }
-        };
-        place.lab.forwarder.run(|| ends.chunks(2).for_each(leave));
-        let left = place.lab.forwarder.execute("ss", &["-Htan", "state", "fin-wait-1"]).unwrap();
-        assert_eq!(left.lines().count(), 2 * CONNECTIONS, "{left}");
-        let mut second = place.proxy(true);
-        second.client(&["stop"]);
-        assert!(second.wait().success(), "{}", second.messages());
-        place.all_are_reset(&ends, "after sockets that nobody holds");
-    }
+fn a_stop_resets_hosts_of_sockets_that_nobody_holds(family: Family) {
+    let (place, ends) = Place::after_a_kill(family, "released");
+    let leave = |connection: &[TcpStream]| {
+        let [client, server] = connection else { unreachable!("pairs") };
+        let [front, back] = [client.peer_addr().unwrap(), server.peer_addr().unwrap()];
+        let legs = [(client.local_addr().unwrap(), front), (server.local_addr().unwrap(), back)];
+        for (remote, local) in legs {
+            let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+            let s = socket(family, SockType::Stream, SockFlag::empty(), None).unwrap();
+            Repair::On.set(&s).unwrap();
+            bind(s.as_raw_fd(), &SockaddrStorage::from(local)).unwrap();
+            connect(s.as_raw_fd(), &SockaddrStorage::from(remote)).unwrap();
+            Repair::Off.set(&s).unwrap();
+        }
+    };
+    place.lab.forwarder.run(|| ends.chunks(2).for_each(leave));
+    let left = place.lab.forwarder.execute("ss", &["-Htan", "state", "fin-wait-1"]).unwrap();
+    assert_eq!(left.lines().count(), 2 * CONNECTIONS, "{left}");
+    let mut second = place.proxy(true);
+    second.client(&["stop"]);
+    assert!(second.wait().success(), "{}", second.messages());
+    place.all_are_reset(&ends, "after sockets that nobody holds");
 }
 
 /// More bytes than fit a host that does not read, and fewer than fit the proxy's socket.
@@ -298,43 +298,41 @@ impl Place {
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_stop_resets_hosts_of_what_is_still_in_queues() {
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let mut proxy = place.proxy(false);
-        let clients = place.queued(&proxy);
-        proxy.client(&["stop", "--flush"]);
-        assert!(proxy.wait().success(), "{}", proxy.messages());
-        for mut client in clients {
-            let mut got = Vec::new();
-            let end = client.read_to_end(&mut got).map_err(|e| e.kind());
-            assert_eq!(end, Err(ErrorKind::ConnectionReset), "{} bytes of {QUEUED}", got.len());
-        }
+fn a_stop_resets_hosts_of_what_is_still_in_queues(family: Family) {
+    let place = Place::new(family);
+    let mut proxy = place.proxy(false);
+    let clients = place.queued(&proxy);
+    proxy.client(&["stop", "--flush"]);
+    assert!(proxy.wait().success(), "{}", proxy.messages());
+    for mut client in clients {
+        let mut got = Vec::new();
+        let end = client.read_to_end(&mut got).map_err(|e| e.kind());
+        assert_eq!(end, Err(ErrorKind::ConnectionReset), "{} bytes of {QUEUED}", got.len());
     }
 }
 
 /// Entries of ended flows give way to new ones, unless data for the host is still queued.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn what_is_still_in_queues_comes_whole() {
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let mut proxy = place.proxy_for(false, 16);
-        let clients = place.queued(&proxy);
-        for _ in 0..4 {
-            drop(place.connections(&proxy, "spliced"));
-            eventually("the end of all flows", || proxy.client(&["ls", "--json"]).starts_with("[]").then_some(()));
-        }
-        for mut client in clients {
-            let mut got = Vec::new();
-            client.read_to_end(&mut got).unwrap_or_else(|e| panic!("{e}, {} bytes of {QUEUED}", got.len()));
-            assert!(got == [7; QUEUED], "{} bytes", got.len());
-        }
-        proxy.client(&["stop", "--flush"]);
-        assert!(proxy.wait().success(), "{}", proxy.messages());
+fn what_is_still_in_queues_comes_whole(family: Family) {
+    let place = Place::new(family);
+    let mut proxy = place.proxy_for(false, 16);
+    let clients = place.queued(&proxy);
+    for _ in 0..4 {
+        drop(place.connections(&proxy, "spliced"));
+        eventually("the end of all flows", || proxy.client(&["ls", "--json"]).starts_with("[]").then_some(()));
     }
+    for mut client in clients {
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).unwrap_or_else(|e| panic!("{e}, {} bytes of {QUEUED}", got.len()));
+        assert!(got == [7; QUEUED], "{} bytes", got.len());
+    }
+    proxy.client(&["stop", "--flush"]);
+    assert!(proxy.wait().success(), "{}", proxy.messages());
 }
 
 /// Each connection has an idle limit, but no timer that wakes a thread before it.
@@ -396,17 +394,16 @@ fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
 }
 
 /// Tasks that waited for a body used to make the data path forget their connections before these were reset.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_stop_resets_both_ends_of_uploads() {
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let (mut proxy, ends) = uploads(&place, false);
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
-        place.all_are_reset(&ends, "stop");
-        assert!(!place.pins.exist());
-    }
+fn a_stop_resets_both_ends_of_uploads(family: Family) {
+    let place = Place::new(family);
+    let (mut proxy, ends) = uploads(&place, false);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+    place.all_are_reset(&ends, "stop");
+    assert!(!place.pins.exist());
 }
 
 /// Uploads left behind are forwarded to their ends. Then their servers are reset, because no one would forward their

@@ -279,7 +279,9 @@ fn tests_that_need_root_are_marked() {
         while let Some(f) = functions.iter().find(|f| f.free && !root.contains(f.name) && needs(f, &root)) {
             root.insert(f.name);
         }
-        for f in functions.iter().filter(|f| f.attributes.iter().any(|a| a.contains("test]"))) {
+        for f in
+            functions.iter().filter(|f| f.attributes.iter().any(|a| a.contains("test]") || a.contains("test_case(")))
+        {
             let has_mark = f.attributes.contains(&MARK);
             marked += usize::from(has_mark);
             let place = format!("{}: {}", t.path, f.name);

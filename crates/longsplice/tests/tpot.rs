@@ -16,6 +16,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
 
 #[test]
 #[ignore = "root"]
@@ -368,39 +369,38 @@ fn a_service_of_systemd() {
 }
 
 /// Tunnels outlive the processes at both ends, and the next ones take them over.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn connections_outlive_the_processes() {
-    for family in Family::BOTH {
-        let here = Translucent::new();
-        let (mut proxy, host) = (here.proxy(), here.host());
-        let at = topology::SERVER.port(family, PORT);
-        echo(here.serve(at));
-        let connect = || here.connect(at);
-        let mut early = connect();
-        round_trip(&mut early, &[7; 100_000]);
-        eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
-        assert!(stop(host).contains("1 connections stay"));
-        round_trip(&mut early, &[8; 100_000]);
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
-        round_trip(&mut early, &[9; 100_000]);
-        let mut proxy = here.proxy();
-        eventually("adopted", || proxy.client(&["ls"]).contains("recovered").then_some(()));
-        round_trip(&mut early, &[9; 100_000]);
-        proxy.kill();
-        round_trip(&mut early, &[9; 100_000]);
-        let (mut proxy, host) = (here.proxy(), here.host());
-        round_trip(&mut early, &[1; 100_000]);
-        let mut late = connect();
-        round_trip(&mut late, &[2; 100_000]);
-        assert_eq!(here.tunnels().len(), 2);
-        drop((early, late));
-        eventually("the end of both", || here.tunnels().iter().all(|t| t["over"] == true).then_some(()));
-        assert!(stop(host).contains("stopped"));
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
-    }
+fn connections_outlive_the_processes(family: Family) {
+    let here = Translucent::new();
+    let (mut proxy, host) = (here.proxy(), here.host());
+    let at = topology::SERVER.port(family, PORT);
+    echo(here.serve(at));
+    let connect = || here.connect(at);
+    let mut early = connect();
+    round_trip(&mut early, &[7; 100_000]);
+    eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
+    assert!(stop(host).contains("1 connections stay"));
+    round_trip(&mut early, &[8; 100_000]);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+    round_trip(&mut early, &[9; 100_000]);
+    let mut proxy = here.proxy();
+    eventually("adopted", || proxy.client(&["ls"]).contains("recovered").then_some(()));
+    round_trip(&mut early, &[9; 100_000]);
+    proxy.kill();
+    round_trip(&mut early, &[9; 100_000]);
+    let (mut proxy, host) = (here.proxy(), here.host());
+    round_trip(&mut early, &[1; 100_000]);
+    let mut late = connect();
+    round_trip(&mut late, &[2; 100_000]);
+    assert_eq!(here.tunnels().len(), 2);
+    drop((early, late));
+    eventually("the end of both", || here.tunnels().iter().all(|t| t["over"] == true).then_some(()));
+    assert!(stop(host).contains("stopped"));
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
 }
 
 /// Nobody is asked to stop: connections go on, new ones still ask, and the next process takes all of them over.

@@ -18,6 +18,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 4_000_000;
@@ -139,35 +140,33 @@ fn no_rule_of_routing_is_left() {
 
 /// The kernel forgets the proxy's sockets a second after the end of the streams. For
 /// addresses that are not its own, it does not answer later segments of the hosts.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn hosts_hear_that_the_process_is_gone() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).unwrap();
-        let _pins = Pins::of(&lab.forwarder);
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("longsplice.toml");
-        fs::write(&file, CONFIG.replace("at-once", "never")).unwrap();
-        lab.forwarder.sysctl("net.ipv4.tcp_fin_timeout", "1").unwrap();
-        let start =
-            || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
-        let mut first = start();
-        let at = topology::SERVER.port(family, PORT);
-        let listener = lab.server.run(|| TcpListener::bind(at)).unwrap();
-        let mut client = lab.client.run(|| TcpStream::connect(at)).unwrap();
-        let mut server = listener.accept().unwrap().0;
-        client.write_all(&[7]).unwrap();
-        server.read_exact(&mut [0]).unwrap();
-        first.kill();
-        for host in [&mut client, &mut server] {
-            assert_eq!(host.read(&mut [0]).unwrap(), 0);
-        }
-        let sockets = || lab.forwarder.execute("ss", &["-Htan", "state", "connected"]).unwrap();
-        eventually("the sockets are forgotten", || sockets().is_empty().then_some(()));
-        let _second = start();
-        for mut host in [client, server] {
-            eventually("a reset", || host.write(&[7]).is_err().then_some(()));
-        }
+fn hosts_hear_that_the_process_is_gone(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _pins = Pins::of(&lab.forwarder);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, CONFIG.replace("at-once", "never")).unwrap();
+    lab.forwarder.sysctl("net.ipv4.tcp_fin_timeout", "1").unwrap();
+    let start = || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
+    let mut first = start();
+    let at = topology::SERVER.port(family, PORT);
+    let listener = lab.server.run(|| TcpListener::bind(at)).unwrap();
+    let mut client = lab.client.run(|| TcpStream::connect(at)).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    client.write_all(&[7]).unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    first.kill();
+    for host in [&mut client, &mut server] {
+        assert_eq!(host.read(&mut [0]).unwrap(), 0);
+    }
+    let sockets = || lab.forwarder.execute("ss", &["-Htan", "state", "connected"]).unwrap();
+    eventually("the sockets are forgotten", || sockets().is_empty().then_some(()));
+    let _second = start();
+    for mut host in [client, server] {
+        eventually("a reset", || host.write(&[7]).is_err().then_some(()));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Devices that appear, disappear, change, and are stacked.
 use super::*;
+use test_case::test_case;
 
 /// Sets the lab's addresses of the link to the server; `device` is the forwarder's.
 fn address_server_wire(lab: &Lab, device: &str) {
@@ -82,28 +83,27 @@ fn the_other_end_of_a_veth_is_recreated_and_moved() {
 
 /// A configured device is the port of a bridge, so it is unknown where all of its packets emerge. The route leads over the bridge,
 /// which is not configured. So the flows are spliced, but not for long.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn ports_that_are_named_are_not_guarded() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        ip(&lab.forwarder, "addr flush dev f1");
-        ip(
-            &lab.forwarder,
-            "link add up0 type bridge stp_state 0 forward_delay 0
-            link set f1 master up0",
-        );
-        address_server_wire(&lab, "up0");
-        let devices = ["f0", "f1"].map(String::from).into();
-        let options = DatapathOptions { devices, ..DatapathOptions::default() };
-        let talk = Talk::open(&lab, family, at_once(), 2, options.into());
-        talk.until("all were spliced", |t| t.once_spliced() == 2);
-        talk.forwarder.command(Command::Unsplice);
-        talk.until("they are taken back", |t| t.states(&[FlowState::Copying]) == 2);
-        talk.goes_on();
-        assert_eq!(talk.forwarder.verdict("unwatched"), 0);
-        talk.end();
-    }
+fn ports_that_are_named_are_not_guarded(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    ip(&lab.forwarder, "addr flush dev f1");
+    ip(
+        &lab.forwarder,
+        "link add up0 type bridge stp_state 0 forward_delay 0
+        link set f1 master up0",
+    );
+    address_server_wire(&lab, "up0");
+    let devices = ["f0", "f1"].map(String::from).into();
+    let options = DatapathOptions { devices, ..DatapathOptions::default() };
+    let talk = Talk::open(&lab, family, at_once(), 2, options.into());
+    talk.until("all were spliced", |t| t.once_spliced() == 2);
+    talk.forwarder.command(Command::Unsplice);
+    talk.until("they are taken back", |t| t.states(&[FlowState::Copying]) == 2);
+    talk.goes_on();
+    assert_eq!(talk.forwarder.verdict("unwatched"), 0);
+    talk.end();
 }
 
 /// A socket that sent while its device was gone learns nothing about the
@@ -142,34 +142,33 @@ fn a_flow_is_spliced_behind_a_device_that_was_made_again() {
 }
 
 /// The first packet on a device that comes up may belong to a flow. Attaching only then would let the kernel reset the flow.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn devices_are_attached_to_while_they_are_down() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        ip(&lab.forwarder, "link set f1 down");
-        let forwarder = {
-            let (proxy, server) = (FORWARDER_TO_CLIENT.port(family, 7001), SERVER.port(family, 7001));
-            Forwarder::start(&lab, proxy, server, at_once())
-        };
-        let datapath = forwarder.splicer.datapath().expect("kernel path");
-        let attached = |names: &[&str]| {
-            let wanted: HashSet<u32> = lab.forwarder.run(|| names.iter().map(|name| index(name)).collect());
-            let is_so = || datapath.attached().into_iter().collect::<HashSet<_>>() == wanted;
-            assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{names:?} are attached to, and no others");
-        };
-        attached(&["f0", "f1"]);
-        lab.cut_server_wire().expect("deleted");
-        attached(&["f0"]);
-        ip(&lab.forwarder, "link add f1 type veth peer name f9");
-        attached(&["f0", "f1", "f9"]);
-        // packets of a macvlan also pass the device below it, but a macvlan that is down has none
-        ip(&lab.forwarder, "link set f1 up\nlink set f9 up\nlink add up0 link f1 type macvlan mode bridge");
-        attached(&["f0", "f1", "f9", "up0"]);
-        ip(&lab.forwarder, "link set up0 up");
-        attached(&["f0", "f9", "up0"]);
-        drop(forwarder);
-    }
+fn devices_are_attached_to_while_they_are_down(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    ip(&lab.forwarder, "link set f1 down");
+    let forwarder = {
+        let (proxy, server) = (FORWARDER_TO_CLIENT.port(family, 7001), SERVER.port(family, 7001));
+        Forwarder::start(&lab, proxy, server, at_once())
+    };
+    let datapath = forwarder.splicer.datapath().expect("kernel path");
+    let attached = |names: &[&str]| {
+        let wanted: HashSet<u32> = lab.forwarder.run(|| names.iter().map(|name| index(name)).collect());
+        let is_so = || datapath.attached().into_iter().collect::<HashSet<_>>() == wanted;
+        assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{names:?} are attached to, and no others");
+    };
+    attached(&["f0", "f1"]);
+    lab.cut_server_wire().expect("deleted");
+    attached(&["f0"]);
+    ip(&lab.forwarder, "link add f1 type veth peer name f9");
+    attached(&["f0", "f1", "f9"]);
+    // packets of a macvlan also pass the device below it, but a macvlan that is down has none
+    ip(&lab.forwarder, "link set f1 up\nlink set f9 up\nlink add up0 link f1 type macvlan mode bridge");
+    attached(&["f0", "f1", "f9", "up0"]);
+    ip(&lab.forwarder, "link set up0 up");
+    attached(&["f0", "f9", "up0"]);
+    drop(forwarder);
 }
 
 /// Packets of a macvlan also pass the device below it, and those of a bridge its ports. They are processed once.
@@ -203,23 +202,22 @@ fn stacked_devices_are_seen_once() {
 }
 
 /// The other end of a veth stops accepting frames from XDP, without any notification.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn devices_that_take_no_more_frames_get_packets() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
-            host.execute("ethtool", &["-K", device, "gro", "on", "tx", "off"]).expect("ethtool");
-        }
-        let options = DatapathOptions { xdp: vec!["f0".into(), "f1".into()], ..DatapathOptions::default() }.into();
-        let talk = Talk::with(&lab, family, at_once(), 1, options);
-        talk.until("XDP forwards", |t| t.forwarder.verdict("forwarded-early") > 100);
-        for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
-            host.execute("ethtool", &["-K", device, "gro", "off"]).expect("ethtool");
-        }
-        talk.goes_on();
-        talk.end();
+fn devices_that_take_no_more_frames_get_packets(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
+        host.execute("ethtool", &["-K", device, "gro", "on", "tx", "off"]).expect("ethtool");
     }
+    let options = DatapathOptions { xdp: vec!["f0".into(), "f1".into()], ..DatapathOptions::default() }.into();
+    let talk = Talk::with(&lab, family, at_once(), 1, options);
+    talk.until("XDP forwards", |t| t.forwarder.verdict("forwarded-early") > 100);
+    for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
+        host.execute("ethtool", &["-K", device, "gro", "off"]).expect("ethtool");
+    }
+    talk.goes_on();
+    talk.end();
 }
 
 #[test]

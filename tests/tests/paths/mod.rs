@@ -17,6 +17,7 @@ use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
+use test_case::test_case;
 
 /// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -424,23 +425,22 @@ fn flows_whose_way_leads_elsewhere_are_taken_back() {
 }
 
 /// Unspliced, and spliced again at once: the sockets have sent nothing in between.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn hops_are_known_after_the_way_back() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let talk = Talk::begin(&lab, family, at_once(), 1);
-        ip(&lab.server, "link set s0 address 02:00:00:00:77:03");
-        talk.goes_on();
-        for _ in 0..5 {
-            talk.forwarder.command(Command::Unsplice);
-            talk.until("it is taken back", |t| t.states(&[FlowState::Copying]) == 1);
-            talk.forwarder.command(Command::Splice);
-            talk.until("it is spliced", |t| t.states(&[FlowState::Spliced]) == 1);
-        }
-        talk.goes_on();
-        talk.end();
+fn hops_are_known_after_the_way_back(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let talk = Talk::begin(&lab, family, at_once(), 1);
+    ip(&lab.server, "link set s0 address 02:00:00:00:77:03");
+    talk.goes_on();
+    for _ in 0..5 {
+        talk.forwarder.command(Command::Unsplice);
+        talk.until("it is taken back", |t| t.states(&[FlowState::Copying]) == 1);
+        talk.forwarder.command(Command::Splice);
+        talk.until("it is spliced", |t| t.states(&[FlowState::Spliced]) == 1);
     }
+    talk.goes_on();
+    talk.end();
 }
 
 /// Data in flight at an unsplice is retransmitted past sockets that are silent, to a host that sends nothing itself: nothing
@@ -542,29 +542,28 @@ fn sockets_show_what_was() {
 }
 
 /// Packets marked by a firewall before routing follow the rules for the mark. They keep that path, and other packets theirs.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn marks_are_followed_as_the_kernel_does() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        second_wire(&lab);
-        let [there, back] = route_to_server(family);
-        let version = if family == Family::V4 { "-4" } else { "-6" };
-        ip(&lab.server, &format!("route add {back}"));
-        ip(&lab.forwarder, &format!("{version} route add {there} table 77"));
-        ip(&lab.forwarder, &format!("{version} rule add fwmark 7 lookup 77"));
-        let mark = "add table inet marks; add chain inet marks out { type route hook output priority mangle; }; \
-                    add rule inet marks out tcp dport 7000 meta mark set 7";
-        lab.forwarder.execute("nft", &[mark]).expect("nft");
-        let talk = Talk::begin(&lab, family, at_once(), 2);
-        let before = sent_by(&lab, "f1");
-        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all paths are checked
-        talk.goes_on();
-        ip(&lab.server, "link set s1 address 02:00:00:00:77:09");
-        talk.goes_on();
-        assert!(sent_by(&lab, "f1") < before + 10_000, "marked packets go by f2");
-        talk.end();
-    }
+fn marks_are_followed_as_the_kernel_does(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    second_wire(&lab);
+    let [there, back] = route_to_server(family);
+    let version = if family == Family::V4 { "-4" } else { "-6" };
+    ip(&lab.server, &format!("route add {back}"));
+    ip(&lab.forwarder, &format!("{version} route add {there} table 77"));
+    ip(&lab.forwarder, &format!("{version} rule add fwmark 7 lookup 77"));
+    let mark = "add table inet marks; add chain inet marks out { type route hook output priority mangle; }; \
+                add rule inet marks out tcp dport 7000 meta mark set 7";
+    lab.forwarder.execute("nft", &[mark]).expect("nft");
+    let talk = Talk::begin(&lab, family, at_once(), 2);
+    let before = sent_by(&lab, "f1");
+    ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all paths are checked
+    talk.goes_on();
+    ip(&lab.server, "link set s1 address 02:00:00:00:77:09");
+    talk.goes_on();
+    assert!(sent_by(&lab, "f1") < before + 10_000, "marked packets go by f2");
+    talk.end();
 }
 
 /// State shared by many flows is written once, independent of their number.

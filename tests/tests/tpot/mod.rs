@@ -34,6 +34,7 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 5_000_000;
@@ -117,41 +118,37 @@ fn switch_often(f: &Forwarder) {
     }
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn copied() {
-    for family in Family::BOTH {
-        through(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false, |_| {});
-    }
+fn copied(family: Family) {
+    through(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false, |_| {});
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_at_once() {
-    for family in Family::BOTH {
-        through(family, at_once(), true, |f| f.wait_state(FlowState::Spliced));
-    }
+fn spliced_at_once(family: Family) {
+    through(family, at_once(), true, |f| f.wait_state(FlowState::Spliced));
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn switched_again_and_again() {
-    for family in Family::BOTH {
-        through(family, by_hand(), true, switch_often);
-    }
+fn switched_again_and_again(family: Family) {
+    through(family, by_hand(), true, switch_often);
 }
 
 /// Without a proxy on the path, or with one that does not want the connection, the server itself answers.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn nobody_intercepts() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asker(&lab, family);
-        let from = exchange(&lab, family, BYTES);
-        assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
-        assert_eq!([asker.verdict("asked"), asker.verdict("opened"), asker.verdict("encapsulated")], [1, 0, 0]);
-    }
+fn nobody_intercepts(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let asker = asker(&lab, family);
+    let from = exchange(&lab, family, BYTES);
+    assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
+    assert_eq!([asker.verdict("asked"), asker.verdict("opened"), asker.verdict("encapsulated")], [1, 0, 0]);
 }
 
 /// Each proxy asks for the next one. `hops`: how many the client lets intercept.
@@ -178,54 +175,51 @@ fn through_two(family: Family, hops: u8, policy: &Policy) -> [u64; 2] {
     [spliced(&first, by_first || by_second), spliced(&second, by_second)]
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_chain_as_long_as_the_hops_allow() {
-    for family in Family::BOTH {
-        assert_eq!(through_two(family, 8, &at_once()), [1, 1]);
-        assert_eq!(through_two(family, 1, &at_once()), [1, 0]);
-    }
+fn a_chain_as_long_as_the_hops_allow(family: Family) {
+    assert_eq!(through_two(family, 8, &at_once()), [1, 1]);
+    assert_eq!(through_two(family, 1, &at_once()), [1, 0]);
 }
 
 /// Another data path on the way, without translucent proxying, lets the connection pass. What it notes on packets must not reach
 /// the proxy: a spliced segment would leave outside of its tunnel.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn another_data_path_on_the_way() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asker(&lab, family);
-        let second = lab.second.as_ref().expect("a second");
-        let _passed = second.run(|| Datapath::open(&datapath::Options::default())).expect("a data path");
-        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
-        passes(&lab, family, &f, true, |f| f.wait_state(FlowState::Spliced));
-        assert_eq!((asker.verdict("opened"), asker.verdict("plain-refused")), (1, 0));
-    }
+fn another_data_path_on_the_way(family: Family) {
+    let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let asker = asker(&lab, family);
+    let second = lab.second.as_ref().expect("a second");
+    let _passed = second.run(|| Datapath::open(&datapath::Options::default())).expect("a data path");
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+    passes(&lab, family, &f, true, |f| f.wait_state(FlowState::Spliced));
+    assert_eq!((asker.verdict("opened"), asker.verdict("plain-refused")), (1, 0));
 }
 
 /// A route changes in the middle of a connection: it stays with its proxy, and only the next one does not meet it.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_connection_stays_with_its_proxy() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::OneArmed).expect("lab");
-        let _asker = asker(&lab, family);
-        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
-        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
-        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
-        let stream = dial(&lab, family, &script);
-        let client = std::thread::spawn(move || converse(stream, &script));
-        f.wait_state(FlowState::Spliced);
-        // server and client reach each other without the forwarder from now on
-        let (to_server, to_client) = (SERVER.ip(family), CLIENT.ip(family));
-        lab.client.ip(&format!("route replace {to_server} dev c0\n")).expect("a route");
-        lab.server.ip(&format!("route replace {to_client} dev s0\n")).expect("a route");
-        let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
-        intact(&client, &server).expect("intact");
-        assert_ne!(from.ip(), to_client);
-        let from = exchange(&lab, family, 1000);
-        assert_eq!(from.ip(), to_client);
-    }
+fn a_connection_stays_with_its_proxy(family: Family) {
+    let lab = Lab::simple(Shape::OneArmed).expect("lab");
+    let _asker = asker(&lab, family);
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+    let stream = dial(&lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    f.wait_state(FlowState::Spliced);
+    // server and client reach each other without the forwarder from now on
+    let (to_server, to_client) = (SERVER.ip(family), CLIENT.ip(family));
+    lab.client.ip(&format!("route replace {to_server} dev c0\n")).expect("a route");
+    lab.server.ip(&format!("route replace {to_client} dev s0\n")).expect("a route");
+    let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    intact(&client, &server).expect("intact");
+    assert_ne!(from.ip(), to_client);
+    let from = exchange(&lab, family, 1000);
+    assert_eq!(from.ip(), to_client);
 }
 
 /// A link between host and proxy is narrower than theirs, which only its router knows.
@@ -262,86 +256,83 @@ fn devices_that_appear_later() {
 }
 
 /// SYNs of nobody, more than there is room for half-open connections: those that are open do not suffer, and new ones open.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_flood_of_syns_that_ask() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let asker = asker(&lab, family);
-        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
-        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
-        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
-        let stream = dial(&lab, family, &script);
-        let client = std::thread::spawn(move || converse(stream, &script));
-        f.wait_state(FlowState::Spliced);
-        let nobody = Nobody::new(&lab, family);
-        let [high, low] = TPOT_EXID.to_be_bytes();
-        for port in 1..=u16::MAX {
-            nobody.asks_with(port, SERVER.port(family, PORT), vec![253, 8, high, low, 1, 8, 0, 0]);
-        }
-        let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
-        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        exchange(&lab, family, 1000);
-        assert_eq!(asker.verdict("opened"), 2);
+fn a_flood_of_syns_that_ask(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let asker = asker(&lab, family);
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+    let stream = dial(&lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    f.wait_state(FlowState::Spliced);
+    let nobody = Nobody::new(&lab, family);
+    let [high, low] = TPOT_EXID.to_be_bytes();
+    for port in 1..=u16::MAX {
+        nobody.asks_with(port, SERVER.port(family, PORT), vec![253, 8, high, low, 1, 8, 0, 0]);
     }
+    let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    exchange(&lab, family, 1000);
+    assert_eq!(asker.verdict("opened"), 2);
 }
 
 /// The host crashes and comes back, and uses the port of a connection that the proxy still has.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_host_that_has_forgotten_its_connection() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
-        let before = asker(&lab, family);
-        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
-        let echo = std::thread::spawn(move || {
-            for _ in 0..2 {
-                let (mut stream, _) = listener.accept().expect("accept");
-                stream.set_read_timeout(Some(PATIENCE)).expect("an option");
-                let mut back = [0; 5];
-                while stream.read_exact(&mut back).is_ok() {
-                    stream.write_all(&back).expect("the echo");
-                }
-            }
-        });
-        let talk = |mut stream: &TcpStream| {
+fn a_host_that_has_forgotten_its_connection(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+    let before = asker(&lab, family);
+    let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+    let echo = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().expect("accept");
             stream.set_read_timeout(Some(PATIENCE)).expect("an option");
-            stream.write_all(b"hello").expect("sent");
             let mut back = [0; 5];
-            stream.read_exact(&mut back).expect("an echo");
-            assert_eq!(&back, b"hello");
-        };
-        let stream = dial(&lab, family, &Script::opener(1));
-        talk(&stream);
-        f.wait_state(FlowState::Spliced);
-        let mut script = Script::opener(1);
-        script.local = Some(stream.local_addr().expect("bound"));
-        setsockopt(&stream, TcpRepair, &1).expect("repair mode: the close is silent");
-        drop((stream, before));
-        let _after = asker(&lab, family);
-        let again = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the port is of use again");
-        talk(&again);
-        drop(again);
-        echo.join().expect("server");
-    }
+            while stream.read_exact(&mut back).is_ok() {
+                stream.write_all(&back).expect("the echo");
+            }
+        }
+    });
+    let talk = |mut stream: &TcpStream| {
+        stream.set_read_timeout(Some(PATIENCE)).expect("an option");
+        stream.write_all(b"hello").expect("sent");
+        let mut back = [0; 5];
+        stream.read_exact(&mut back).expect("an echo");
+        assert_eq!(&back, b"hello");
+    };
+    let stream = dial(&lab, family, &Script::opener(1));
+    talk(&stream);
+    f.wait_state(FlowState::Spliced);
+    let mut script = Script::opener(1);
+    script.local = Some(stream.local_addr().expect("bound"));
+    setsockopt(&stream, TcpRepair, &1).expect("repair mode: the close is silent");
+    drop((stream, before));
+    let _after = asker(&lab, family);
+    let again = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the port is of use again");
+    talk(&again);
+    drop(again);
+    echo.join().expect("server");
 }
 
 /// A middlebox drops everything that is tunnelled: the connection opens without a proxy, and the next one at once.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_path_that_drops_tunnels() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asker(&lab, family);
-        let _f = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), at_once(), false);
-        let drop = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
-        lab.forwarder.execute("nft", &[drop]).expect("a rule");
-        for avoided in [0, 1] {
-            let from = exchange(&lab, family, BYTES);
-            assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
-            assert_eq!((asker.verdict("avoided"), asker.verdict("opened")), (avoided, 0));
-        }
+fn a_path_that_drops_tunnels(family: Family) {
+    let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let asker = asker(&lab, family);
+    let _f = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), at_once(), false);
+    let drop = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
+    lab.forwarder.execute("nft", &[drop]).expect("a rule");
+    for avoided in [0, 1] {
+        let from = exchange(&lab, family, BYTES);
+        assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
+        assert_eq!((asker.verdict("avoided"), asker.verdict("opened")), (avoided, 0));
     }
 }
 
@@ -417,29 +408,27 @@ fn impaired_packets_pass_the_programs_once() {
 }
 
 /// Losses, duplicates and changes of order on the tunnel and behind it, with packets as on a wire.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_and_taken_back_while_packets_are_lost() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-        let bad = Impair { loss: 0.01, duplicate: 0.01, reorder: 0.01, ..Impair::default() };
-        let ways =
-            [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];
-        let asker = asker(&lab, family);
-        let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
-        let _bad: Vec<_> = ways.iter().map(|way| lab.impair(*way, bad).expect("impaired")).collect();
-        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(3_000_000));
-        let script = Script::opener(1).bytes(BYTES).pace(3_000_000);
-        let stream = dial(&lab, family, &script);
-        let client = std::thread::spawn(move || converse(stream, &script));
-        for _ in 0..5 {
-            f.wait_state(FlowState::Copying);
-            f.command(Command::Splice);
-            f.wait_state(FlowState::Spliced);
-            f.command(Command::Unsplice);
-        }
-        let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
-        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        assert_eq!([asker.verdict("opened"), asker.verdict("failed")], [1, 0]);
+fn spliced_and_taken_back_while_packets_are_lost(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    let bad = Impair { loss: 0.01, duplicate: 0.01, reorder: 0.01, ..Impair::default() };
+    let ways = [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];
+    let asker = asker(&lab, family);
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
+    let _bad: Vec<_> = ways.iter().map(|way| lab.impair(*way, bad).expect("impaired")).collect();
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(3_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(3_000_000);
+    let stream = dial(&lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    for _ in 0..5 {
+        f.wait_state(FlowState::Copying);
+        f.command(Command::Splice);
+        f.wait_state(FlowState::Spliced);
+        f.command(Command::Unsplice);
     }
+    let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    assert_eq!([asker.verdict("opened"), asker.verdict("failed")], [1, 0]);
 }

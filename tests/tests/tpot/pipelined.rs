@@ -28,6 +28,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
 
 const EARLY: [TpotHandshake; 2] = [TpotHandshake::Pipelined, TpotHandshake::Confirm];
 /// The MSS of the client's SYNs, less the header of the tunnel: of IPv4, and of IPv6.
@@ -457,33 +458,32 @@ fn a_proxy_that_is_killed() {
 }
 
 /// It is killed while it holds a client's SYN, whose server is silent: the client has one connection in the end.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_proxy_that_is_killed_while_it_holds_a_syn() {
-    for family in Family::BOTH {
-        // while there is no process, SYNs are routed
-        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let _asker = asker(&lab, family);
-        let at = SERVER.port(family, PORT);
-        let start = || Process::taker_with(&lab.forwarder, at, "by-hand", TpotHandshake::Confirm);
+fn a_proxy_that_is_killed_while_it_holds_a_syn(family: Family) {
+    // while there is no process, SYNs are routed
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let _asker = asker(&lab, family);
+    let at = SERVER.port(family, PORT);
+    let start = || Process::taker_with(&lab.forwarder, at, "by-hand", TpotHandshake::Confirm);
+    let process = start();
+    let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
+    let mut capture = Capture::start(&lab.forwarder);
+    server_does(&lab, SILENT);
+    thread::scope(|s| {
+        let client = s.spawn(|| dial(&lab, family, &Script::opener(1)));
+        capture.wait("the onward SYN", onward_syn);
+        process.kill();
         let process = start();
-        let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
-        let mut capture = Capture::start(&lab.forwarder);
-        server_does(&lab, SILENT);
-        thread::scope(|s| {
-            let client = s.spawn(|| dial(&lab, family, &Script::opener(1)));
-            capture.wait("the onward SYN", onward_syn);
-            process.kill();
-            let process = start();
-            server_answers(&lab);
-            let (client, (accepted, _)) = (client.join().expect("connected"), listener.accept().expect("accept"));
-            pass(&client, &accepted);
-            pass(&accepted, &client);
-            process.end();
-        });
-        listener.set_nonblocking(true).expect("an option");
-        assert!(listener.accept().is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "no other connection");
-    }
+        server_answers(&lab);
+        let (client, (accepted, _)) = (client.join().expect("connected"), listener.accept().expect("accept"));
+        pass(&client, &accepted);
+        pass(&accepted, &client);
+        process.end();
+    });
+    listener.set_nonblocking(true).expect("an option");
+    assert!(listener.accept().is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "no other connection");
 }
 
 /// The proxy is in TIME-WAIT, and the client uses its port again: each connection has its own one to the server.

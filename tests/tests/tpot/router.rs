@@ -26,6 +26,7 @@ use std::{
     io::ErrorKind,
     net::{IpAddr, SocketAddr, TcpStream},
 };
+use test_case::test_case;
 
 const BYTES: u64 = 1_000_000;
 
@@ -272,23 +273,22 @@ fn connections_through_members() {
 }
 
 /// The router holds no connection. Without its program, new ones are routed.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn connections_do_not_need_the_program() {
-    for family in Family::BOTH {
-        let (lab, _takers) = proxies(family);
-        let router = route(&lab, family, [100, 100]);
-        let _asker = asker(&lab, family);
-        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
-        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
-        let stream = dial(&lab, family, &script);
-        let client = std::thread::spawn(move || converse(stream, &script));
-        drop(router);
-        let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
-        intact(&client, &server).expect("intact");
-        assert!(MEMBERS.iter().any(|m| m.ip(family) == from.ip()), "{from}");
-        assert_eq!(exchange(&lab, family, BYTES).ip(), CLIENT.ip(family));
-    }
+fn connections_do_not_need_the_program(family: Family) {
+    let (lab, _takers) = proxies(family);
+    let router = route(&lab, family, [100, 100]);
+    let _asker = asker(&lab, family);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+    let stream = dial(&lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    drop(router);
+    let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    intact(&client, &server).expect("intact");
+    assert!(MEMBERS.iter().any(|m| m.ip(family) == from.ip()), "{from}");
+    assert_eq!(exchange(&lab, family, BYTES).ip(), CLIENT.ip(family));
 }
 
 /// The router's firewall decides about SYNs as without a farm, and those that it translates are routed: the member's answer would

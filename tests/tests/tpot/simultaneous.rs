@@ -18,6 +18,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
 
 /// The client's port.
 const CLIENT_PORT: u16 = 4000;
@@ -78,36 +79,34 @@ fn the_proxy_answers_first() {
 }
 
 /// The server's SYN is there before the proxy's answer: that is refused, and client and server have a connection without it.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn the_server_comes_first() {
-    for family in Family::BOTH {
-        let (lab, asker) = network(family);
-        let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
-        let answers = format!("tcp flags & (syn | ack) == (syn | ack) tcp sport {PORT} drop");
-        let late = format!("table inet late {{ chain c {{ type filter hook output priority 0; {answers}; }}; }}");
-        lab.forwarder.execute("nft", &[&late]).expect("a rule");
-        let (client, server) = thread::scope(|s| {
-            let client = s.spawn(|| from_client(&lab, family));
-            wait_for(PATIENCE, || (asker.verdict("asked") > 0).then_some(())).expect("it asks");
-            let server = s.spawn(|| from_server(&lab, family));
-            // it does not stay half-open for long
-            let answered = ["-tnH", "state", "syn-recv", "state", "established"];
-            let has_answered = || lab.client.execute("ss", &answered).expect("ss").contains(':');
-            wait_for(PATIENCE, || has_answered().then_some(())).expect("the client answers the server's SYN");
-            lab.forwarder.execute("nft", &["delete table inet late"]).expect("the rule is removed");
-            [client, server].map(|t| t.join().expect("no panic").expect("connected")).into()
-        });
-        pass(&client, &server);
-        pass(&server, &client);
-        wait_for(PATIENCE, || (asker.verdict("second-answer") > 0).then_some(()))
-            .expect("the proxy repeats its answer");
-        assert_eq!(asker.verdict("opened"), 0);
-        assert!(f.splicer.flows().is_empty() && lab.forwarder.run(tpot_tunnels).expect("a table").is_empty());
-        // the proxy takes nothing of it for its own
-        SockRef::from(&server).set_linger(Some(Duration::ZERO)).expect("an option");
-        drop(server);
-        let reset = (&client).read(&mut [0]).expect_err("the server has reset it");
-        assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
-    }
+fn the_server_comes_first(family: Family) {
+    let (lab, asker) = network(family);
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
+    let answers = format!("tcp flags & (syn | ack) == (syn | ack) tcp sport {PORT} drop");
+    let late = format!("table inet late {{ chain c {{ type filter hook output priority 0; {answers}; }}; }}");
+    lab.forwarder.execute("nft", &[&late]).expect("a rule");
+    let (client, server) = thread::scope(|s| {
+        let client = s.spawn(|| from_client(&lab, family));
+        wait_for(PATIENCE, || (asker.verdict("asked") > 0).then_some(())).expect("it asks");
+        let server = s.spawn(|| from_server(&lab, family));
+        // it does not stay half-open for long
+        let answered = ["-tnH", "state", "syn-recv", "state", "established"];
+        let has_answered = || lab.client.execute("ss", &answered).expect("ss").contains(':');
+        wait_for(PATIENCE, || has_answered().then_some(())).expect("the client answers the server's SYN");
+        lab.forwarder.execute("nft", &["delete table inet late"]).expect("the rule is removed");
+        [client, server].map(|t| t.join().expect("no panic").expect("connected")).into()
+    });
+    pass(&client, &server);
+    pass(&server, &client);
+    wait_for(PATIENCE, || (asker.verdict("second-answer") > 0).then_some(())).expect("the proxy repeats its answer");
+    assert_eq!(asker.verdict("opened"), 0);
+    assert!(f.splicer.flows().is_empty() && lab.forwarder.run(tpot_tunnels).expect("a table").is_empty());
+    // the proxy takes nothing of it for its own
+    SockRef::from(&server).set_linger(Some(Duration::ZERO)).expect("an option");
+    drop(server);
+    let reset = (&client).read(&mut [0]).expect_err("the server has reset it");
+    assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
 }

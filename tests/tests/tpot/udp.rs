@@ -21,6 +21,7 @@ use longsplice_tests::{
     packet::{ETHERNET, Packet, flag, verify},
 };
 use std::net::SocketAddr;
+use test_case::test_case;
 
 const WANT: u8 = CAN | WANT_UDP;
 
@@ -176,14 +177,13 @@ fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Fo
     );
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn connections_in_udp() {
-    for family in Family::BOTH {
-        through(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false, |_| {});
-        through(family, at_once(), true, |f| f.wait_state(FlowState::Spliced));
-        through(family, by_hand(), true, switch_often);
-    }
+fn connections_in_udp(family: Family) {
+    through(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false, |_| {});
+    through(family, at_once(), true, |f| f.wait_state(FlowState::Spliced));
+    through(family, by_hand(), true, switch_often);
 }
 
 /// Packets as on a wire: each segment fits, with all headers.
@@ -204,23 +204,22 @@ fn segments_in_udp_fit_the_path() {
 }
 
 /// Something drops IP in IP: the proxy's second answer opens the connection in UDP, and for the next connection the first one does.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_path_that_drops_ip_in_ip() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asks(&lab, family, TpotUdp::Fallback);
-        let _f = taker(lab.second.as_ref().expect("a second"), family, at_once(), TpotUdp::Fallback);
-        let drop = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
-        lab.forwarder.execute("nft", &[drop]).expect("a rule");
-        for opened in [1, 2] {
-            let from = exchange(&lab, family, BYTES);
-            assert_ne!(from.ip(), CLIENT.ip(family), "the server sees the proxy");
-            assert_eq!(["opened", "opened-udp", "not-asked"].map(|v| asker.verdict(v)), [opened, opened, 0]);
-        }
-        // one or two SYNs of the first connection, and one of the second one
-        assert!((2..=3).contains(&asker.verdict("asked")));
+fn a_path_that_drops_ip_in_ip(family: Family) {
+    let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let asker = asks(&lab, family, TpotUdp::Fallback);
+    let _f = taker(lab.second.as_ref().expect("a second"), family, at_once(), TpotUdp::Fallback);
+    let drop = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
+    lab.forwarder.execute("nft", &[drop]).expect("a rule");
+    for opened in [1, 2] {
+        let from = exchange(&lab, family, BYTES);
+        assert_ne!(from.ip(), CLIENT.ip(family), "the server sees the proxy");
+        assert_eq!(["opened", "opened-udp", "not-asked"].map(|v| asker.verdict(v)), [opened, opened, 0]);
     }
+    // one or two SYNs of the first connection, and one of the second one
+    assert!((2..=3).contains(&asker.verdict("asked")));
 }
 
 /// Two proxies, of which one leg of the first is in UDP and the other one is not: it copies, and says why.
@@ -245,28 +244,27 @@ fn tunnels_of_different_kinds_are_not_spliced() {
 }
 
 /// A host or proxy that starts again without UDP goes on with the connections that are in it.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_tunnel_in_udp_outlives_its_setting() {
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let before = longsplice_datapath::Tpot::open;
-        let open = |udp| lab.client.run(|| before(&with(udp)).expect("TPOT"));
-        let asker = open(TpotUdp::Always);
-        asker.ask(&everywhere(family)).and_then(|()| asker.trust(&everywhere(family))).expect("rules");
-        let f = taker(&lab.forwarder, family, at_once(), TpotUdp::Always);
-        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(2_000_000));
-        let script = Script::opener(1).bytes(BYTES).pace(2_000_000);
-        let stream = dial(&lab, family, &script);
-        let client = std::thread::spawn(move || converse(stream, &script));
-        f.wait_state(FlowState::Spliced);
-        assert_eq!(asker.close().expect("closed"), 1);
-        drop(asker);
-        let asker = open(TpotUdp::Never);
-        assert!(asker.tunnels().iter().all(|(_, tunnel)| tunnel.in_udp));
-        let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
-        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        f.ended(1);
-        wait_for(super::PATIENCE, || (asker.close().expect("closed") == 0).then_some(())).expect("nothing is left");
-    }
+fn a_tunnel_in_udp_outlives_its_setting(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let before = longsplice_datapath::Tpot::open;
+    let open = |udp| lab.client.run(|| before(&with(udp)).expect("TPOT"));
+    let asker = open(TpotUdp::Always);
+    asker.ask(&everywhere(family)).and_then(|()| asker.trust(&everywhere(family))).expect("rules");
+    let f = taker(&lab.forwarder, family, at_once(), TpotUdp::Always);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(2_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(2_000_000);
+    let stream = dial(&lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    f.wait_state(FlowState::Spliced);
+    assert_eq!(asker.close().expect("closed"), 1);
+    drop(asker);
+    let asker = open(TpotUdp::Never);
+    assert!(asker.tunnels().iter().all(|(_, tunnel)| tunnel.in_udp));
+    let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    f.ended(1);
+    wait_for(super::PATIENCE, || (asker.close().expect("closed") == 0).then_some(())).expect("nothing is left");
 }

@@ -24,6 +24,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
 };
+use test_case::test_case;
 
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
@@ -151,21 +152,20 @@ fn every_packet_of_a_connection_has_the_right_headers() {
 }
 
 /// A server that knows translucent proxying is the end of the chain: it answers as any other, without the option.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn the_server_intercepts_nothing_that_is_for_itself() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asker(&lab, family);
-        let f = Forwarder::taker(&lab.server, everywhere(family), at_once(), true);
-        let mut capture = Capture::start(&lab.server);
-        assert_eq!(exchange(&lab, family, 100_000).ip(), CLIENT.ip(family));
-        assert_eq!(hops(&capture.wait("the SYN", |s| s.has(flag::SYN))), Some(8));
-        assert_eq!(hops(&capture.wait("the answer", |s| s.has(SYN_ACK))), None);
-        assert!(capture.seen().iter().all(|s| s.outer.is_none()));
-        assert_eq!(["asked", "opened"].map(|v| asker.verdict(v)), [1, 0]);
-        assert!(f.splicer.flows().is_empty());
-    }
+fn the_server_intercepts_nothing_that_is_for_itself(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let asker = asker(&lab, family);
+    let f = Forwarder::taker(&lab.server, everywhere(family), at_once(), true);
+    let mut capture = Capture::start(&lab.server);
+    assert_eq!(exchange(&lab, family, 100_000).ip(), CLIENT.ip(family));
+    assert_eq!(hops(&capture.wait("the SYN", |s| s.has(flag::SYN))), Some(8));
+    assert_eq!(hops(&capture.wait("the answer", |s| s.has(SYN_ACK))), None);
+    assert!(capture.seen().iter().all(|s| s.outer.is_none()));
+    assert_eq!(["asked", "opened"].map(|v| asker.verdict(v)), [1, 0]);
+    assert!(f.splicer.flows().is_empty());
 }
 
 /// Segments as large as the hosts can make them, in both directions, through a proxy that copies and one that splices.
@@ -243,24 +243,23 @@ fn ends_and_resets_are_in_the_tunnel() {
 }
 
 /// Nobody answers with the option: a proxy that asks for another one serves its clients all the same.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn an_edge_proxy_without_another_one() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let (listen, server) = (FORWARDER_TO_CLIENT.port(family, PORT + 1), SERVER.port(family, PORT));
-        let edge = Forwarder::start(&lab, listen, server, at_once());
-        let tpot = lab.forwarder.run(super::TestTpot::open);
-        tpot.ask(&everywhere(family)).and_then(|()| tpot.trust(&everywhere(family))).expect("rules");
-        let serving = serve(&lab, family, &Script::answerer().bytes(100_000));
-        let script = Script::opener(1).bytes(100_000);
-        let stream = lab.client.run(|| longsplice_lab::traffic::connect(listen, &script)).expect("connected");
-        let client = converse(stream, &script);
-        let (_, served) = serving.join().expect("server");
-        intact(&client, &served).unwrap_or_else(|e| panic!("{e}\n{:?}", edge.verdicts()));
-        assert!(edge.ended(1)[0].splices > 0);
-        assert_eq!(["asked", "opened", "encapsulated"].map(|v| tpot.verdict(v)), [1, 0, 0]);
-    }
+fn an_edge_proxy_without_another_one(family: Family) {
+    let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let (listen, server) = (FORWARDER_TO_CLIENT.port(family, PORT + 1), SERVER.port(family, PORT));
+    let edge = Forwarder::start(&lab, listen, server, at_once());
+    let tpot = lab.forwarder.run(super::TestTpot::open);
+    tpot.ask(&everywhere(family)).and_then(|()| tpot.trust(&everywhere(family))).expect("rules");
+    let serving = serve(&lab, family, &Script::answerer().bytes(100_000));
+    let script = Script::opener(1).bytes(100_000);
+    let stream = lab.client.run(|| longsplice_lab::traffic::connect(listen, &script)).expect("connected");
+    let client = converse(stream, &script);
+    let (_, served) = serving.join().expect("server");
+    intact(&client, &served).unwrap_or_else(|e| panic!("{e}\n{:?}", edge.verdicts()));
+    assert!(edge.ended(1)[0].splices > 0);
+    assert_eq!(["asked", "opened", "encapsulated"].map(|v| tpot.verdict(v)), [1, 0, 0]);
 }
 
 /// A host that lets routers fragment its packets (net.ipv4.ip_no_pmtu_disc), and a narrow link. Nobody reassembles what is in a
@@ -289,31 +288,30 @@ fn tunnelled_packets_are_never_fragmented() {
 }
 
 /// Only connections to the destinations and ports of a rule ask.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn only_chosen_connections_ask() {
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let tpot = lab.client.run(super::TestTpot::open);
-        let host = if family == Family::V4 { 32 } else { 128 };
-        let rule = |net: IpAddr, prefix, ports| Destinations { net, prefix, ports };
-        for to in [
-            rule(SERVER.ip(family), host, PORT..=PORT + 1),
-            rule(SERVER_SECOND.ip(family), host - 2, PORT + 4..=PORT + 4), // four addresses
-            rule(SERVER_SECOND.ip(family), 0, 9..=9),
-        ] {
-            tpot.ask(&to).expect("a rule");
-        }
-        let mut capture = Capture::start(&lab.server);
-        let both = [(PORT - 1, false), (PORT, true), (PORT + 1, true), (PORT + 2, false), (PORT + 4, false), (9, true)];
-        let first = both.map(|(port, asks)| (SERVER.port(family, port), asks));
-        let second = [(PORT, false), (PORT + 4, true)].map(|(port, asks)| (SERVER_SECOND.port(family, port), asks));
-        for (to, asks) in first.into_iter().chain(second) {
-            let _listener = lab.server.run(|| TcpListener::bind(to)).expect("listen");
-            let _stream = lab.client.run(|| TcpStream::connect(to)).expect("connected");
-            let syn = capture.wait("a SYN", |s| s.has(flag::SYN) && s.p.to == to);
-            assert_eq!(hops(&syn).is_some(), asks, "{to}");
-        }
-        assert_eq!(tpot.verdict("asked"), 4);
+fn only_chosen_connections_ask(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let tpot = lab.client.run(super::TestTpot::open);
+    let host = if family == Family::V4 { 32 } else { 128 };
+    let rule = |net: IpAddr, prefix, ports| Destinations { net, prefix, ports };
+    for to in [
+        rule(SERVER.ip(family), host, PORT..=PORT + 1),
+        rule(SERVER_SECOND.ip(family), host - 2, PORT + 4..=PORT + 4), // four addresses
+        rule(SERVER_SECOND.ip(family), 0, 9..=9),
+    ] {
+        tpot.ask(&to).expect("a rule");
     }
+    let mut capture = Capture::start(&lab.server);
+    let both = [(PORT - 1, false), (PORT, true), (PORT + 1, true), (PORT + 2, false), (PORT + 4, false), (9, true)];
+    let first = both.map(|(port, asks)| (SERVER.port(family, port), asks));
+    let second = [(PORT, false), (PORT + 4, true)].map(|(port, asks)| (SERVER_SECOND.port(family, port), asks));
+    for (to, asks) in first.into_iter().chain(second) {
+        let _listener = lab.server.run(|| TcpListener::bind(to)).expect("listen");
+        let _stream = lab.client.run(|| TcpStream::connect(to)).expect("connected");
+        let syn = capture.wait("a SYN", |s| s.has(flag::SYN) && s.p.to == to);
+        assert_eq!(hops(&syn).is_some(), asks, "{to}");
+    }
+    assert_eq!(tpot.verdict("asked"), 4);
 }

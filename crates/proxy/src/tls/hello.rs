@@ -5,10 +5,6 @@
 //! Of an encrypted ClientHello, the outer one is parsed, as intended by the protocol.
 
 use crate::target::Host;
-use tls_parser::{
-    SNIType, TlsExtension, parse_tls_extension_alpn_content, parse_tls_extension_sni_content,
-    parse_tls_handshake_client_hello,
-};
 
 /// Maximum size of a ClientHello in bytes, including record headers. Browsers send 2 KB with
 /// post-quantum key shares, and tickets add to that. Common servers accept between 16 and 128 KB.
@@ -26,6 +22,10 @@ const CLIENT_HELLO: u8 = 1;
 /// Types of extensions: RFC 6066, 3, and RFC 7301, 3.1.
 const SERVER_NAME: u16 = 0;
 const ALPN: u16 = 16;
+/// Type of a host name in a list of server names (RFC 6066, 3).
+const HOST_NAME: u8 = 0;
+/// Maximum length of a session id in bytes (RFC 8446, 4.1.2).
+const SESSION_ID_MAX: usize = 32;
 
 /// The requested name and protocols of a ClientHello.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,41 +138,85 @@ impl Scan {
     }
 }
 
-fn parse(body: &[u8]) -> Result<ClientHello, HelloError> {
-    let (rest, contents) = parse_tls_handshake_client_hello(body).map_err(|_| HelloError::Malformed)?;
-    if !rest.is_empty() {
-        return Err(HelloError::Malformed);
+/// Fields at the front of a message. Each method takes one, or returns `None` if it is incomplete.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (field, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(field)
     }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.bytes(1).map(|b| b[0])
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.bytes(2).map(|b| u16::from_be_bytes([b[0], b[1]]))
+    }
+
+    /// A vector with a length of one byte (RFC 8446, 3.4).
+    fn vec8(&mut self) -> Option<&'a [u8]> {
+        let len = self.u8()?;
+        self.bytes(len.into())
+    }
+
+    /// A vector with a length of two bytes.
+    fn vec16(&mut self) -> Option<&'a [u8]> {
+        let len = self.u16()?;
+        self.bytes(len.into())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Returns the content of a vector with a length of two bytes, if nothing follows it.
+fn only_vec16(field: &[u8]) -> Option<Fields<'_>> {
+    let mut fields = Fields(field);
+    fields.vec16().filter(|_| fields.is_empty()).map(Fields)
+}
+
+/// Returns the extensions of a ClientHello. Before TLS 1.3, it may end without any (RFC 5246, 7.4.1.2).
+fn extensions(body: &[u8]) -> Option<Fields<'_>> {
+    let mut fields = Fields(body);
+    fields.bytes(2 + 32)?; // version and random
+    let session_id = fields.vec8()?;
+    let ciphers = fields.vec16()?;
+    fields.vec8()?; // compression methods
+    if session_id.len() > SESSION_ID_MAX || ciphers.len() % 2 != 0 {
+        return None;
+    }
+    if fields.is_empty() { Some(fields) } else { only_vec16(fields.0) }
+}
+
+fn parse(body: &[u8]) -> Result<ClientHello, HelloError> {
     let (mut name, mut alpn) = (None, None);
-    // Not parsed with the parser's own list, which parses all extensions and stops at the first unknown one.
-    let mut extensions = contents.ext.unwrap_or_default();
-    while let [t, u, l, m, rest @ ..] = extensions {
-        let (kind, len) = (u16::from_be_bytes([*t, *u]), usize::from(u16::from_be_bytes([*l, *m])));
-        let (content, rest) = rest.split_at_checked(len).ok_or(HelloError::Malformed)?;
+    let mut extensions = extensions(body).ok_or(HelloError::Malformed)?;
+    while !extensions.is_empty() {
+        let kind = extensions.u16().ok_or(HelloError::Malformed)?;
+        let content = extensions.vec16().ok_or(HelloError::Malformed)?;
         let first = match kind {
             SERVER_NAME => name.replace(server_name(content)?).is_none(),
-            ALPN => alpn.replace(protocols(content)?).is_none(),
+            ALPN => alpn.replace(protocols(content).ok_or(HelloError::Malformed)?).is_none(),
             _ => true,
         };
         if !first {
             return Err(HelloError::Twice(kind));
         }
-        extensions = rest;
-    }
-    if !extensions.is_empty() {
-        return Err(HelloError::Malformed);
     }
     Ok(ClientHello { name, alpn: alpn.unwrap_or_default() })
 }
 
 fn server_name(content: &[u8]) -> Result<Host, HelloError> {
-    let Ok(([], TlsExtension::SNI(names))) = parse_tls_extension_sni_content(content) else {
-        return Err(HelloError::Malformed);
-    };
-    // The parser drops bytes after the last complete name in the list. Only two lengths and a
-    // type may be there besides the name.
-    match names[..] {
-        [(SNIType::HostName, name)] if content.len() == name.len() + 5 => match Host::from_name(name) {
+    if content.is_empty() {
+        return Err(HelloError::Name); // as a server answers (RFC 6066, 3)
+    }
+    let mut list = only_vec16(content).ok_or(HelloError::Malformed)?;
+    match (list.u8(), list.vec16(), list.is_empty()) {
+        (Some(HOST_NAME), Some(name), true) => match Host::from_name(name) {
             Ok(host @ Host::Name(_)) => Ok(host),
             Ok(Host::Ip(_)) | Err(_) => Err(HelloError::Name),
         },
@@ -180,16 +224,13 @@ fn server_name(content: &[u8]) -> Result<Host, HelloError> {
     }
 }
 
-fn protocols(content: &[u8]) -> Result<Vec<Vec<u8>>, HelloError> {
-    let Ok(([], TlsExtension::ALPN(names))) = parse_tls_extension_alpn_content(content) else {
-        return Err(HelloError::Malformed);
-    };
-    // Same check for trailing bytes; and names must not be empty (RFC 7301, 3.1).
-    let whole = names.iter().map(|n| n.len() + 1).sum::<usize>() + 2 == content.len();
-    if names.is_empty() || names.iter().any(|n| n.is_empty()) || !whole {
-        return Err(HelloError::Malformed);
+/// Returns the names of the protocols: at least one, and none of them empty (RFC 7301, 3.1).
+fn protocols(content: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (mut list, mut names) = (only_vec16(content)?, Vec::new());
+    while !list.is_empty() || names.is_empty() {
+        names.push(list.vec8().filter(|name| !name.is_empty())?.to_vec());
     }
-    Ok(names.into_iter().map(<[u8]>::to_vec).collect())
+    Some(names)
 }
 
 #[cfg(test)]
