@@ -89,10 +89,12 @@ impl Keeper {
     fn rest(&self) -> Duration {
         let now = monotonic();
         let [look, release] = self.agenda.due();
+        // looks are paced; a release that waited would keep two descriptors open
         let look = look.map_or(TICK, |at| until(at, self.next_look, now));
         let release = release.map_or(TICK, |at| until(at, now, now));
         let back = if self.returning.is_empty() { TICK } else { TRY };
         let sweep = self.sweeper.due().map_or(TICK, |at| at.saturating_duration_since(Instant::now()));
+        // at least once a tick: not every message wakes this thread, and the guard looks once a second
         look.min(release).min(back).min(sweep).min(TICK)
     }
 
@@ -107,10 +109,12 @@ impl Keeper {
     fn route(&mut self, event: &Told) {
         let connection = Connection { leg: event.leg, generation: event.generation };
         let Some(flow) = self.engine.flow_of(&connection) else {
+            // the flow has ended, but its host has not received our reset
             return if event.kind == EventKind::Deserted {
                 self.engine.reset_again(&connection)
             };
         };
+        // how the flow ended is only known from the last states of both legs, and the other one's follows
         if event.more {
             return;
         }
@@ -131,8 +135,10 @@ impl Keeper {
                     self.handle(id, Why::Command(Command::Release));
                 }
             }
+            // the engine closes: the message has only ended the wait for events
             KeeperMessage::Stop if *self.engine.stop_signal().borrow() == Stop::Go => {}
             KeeperMessage::Stop => {
+                // page by page, because a flow that ends takes the lock of the table
                 let mut last = 0;
                 while let Some(flows) = self.engine.page(last, PAGE) {
                     last = flows[flows.len() - 1].id;
@@ -188,6 +194,7 @@ impl Keeper {
         let FlowOwner::Keeper(kept) = &mut *owner else { return };
         let (engine, stop) = (self.engine.clone(), *self.engine.stop_signal().borrow());
         let Some(d) = engine.datapath() else { return };
+        // whatever the reason: a flow may be handed over only after the others were told to stop
         let event = match stop {
             Stop::Go => kept.see(d, &flow, why),
             stop => Event::Stop { leave: stop == Stop::Leave },
@@ -201,6 +208,7 @@ impl Keeper {
                     Ok(new) => return self.give_back(&flow, owner, |relay| relay.took_over(new)),
                     Err(error) => Event::Recreated(Err(error)),
                 },
+                // nothing is left to wait for, so the end needs no task
                 Action::Unsplice { .. } if kept.core.is_ending() => {
                     return self.take(&flow, owner, FlowOwner::Gone).end(action, None);
                 }
@@ -213,6 +221,7 @@ impl Keeper {
         if kept.core.is_returning() {
             self.returning.push(id);
         }
+        // for other reasons the agenda still has the flow's next look
         if matches!(why, Why::Look | Why::Kept) {
             // use at most a quarter of the looks: flows that come later need some, too
             let fair = PACE * (4 * self.agenda.looks() / LOOKS) as u32;

@@ -69,9 +69,11 @@ impl Hand {
                 Next::Shut => return Pin::new(&mut *to).poll_shutdown(cx).map_err(Broken::Write),
                 Next::Read(most) => usize::try_from(most).unwrap_or(usize::MAX),
             };
+            // This fails if descriptors or pipe memory are scarce. The flow can do without, so it is tried once.
             if self.wants_pipe && stream.copied >= PIPE_FROM {
                 (self.pipe, self.wants_pipe) = (Pipe::new().ok(), false);
             }
+            // A pipe would store what is to be discarded, and wait for ever if the socket does not report a reset.
             if let Some(p) = self.pipe.as_mut().filter(|_| !stream.discards() && !from.was_reset) {
                 let room = if stream.is_draining() { room.min(BUFFER) } else { room };
                 if let Some(n) = ready!(p.fill(cx, from, room)).map_err(Broken::Read)? {
@@ -179,6 +181,7 @@ impl Pump {
         let Pair { client: up, server: down } = streams;
         let Pair { client, server } = legs;
         let most = enough.saturating_sub(down.copied);
+        // A direction that discards may never end, and must not keep the flow from ending.
         let is_up =
             to_server.poll(cx, up, client, server, most).map_err(failed(Side::Client))?.is_ready() || up.discards();
         let most = enough.saturating_sub(up.copied);

@@ -110,6 +110,7 @@ impl Relay {
         let origin = seen.expect("the commit").origin;
         let kept = ForwardedFlow::new(legs.map(Parked::new), core, purpose, origin);
         let mut soon = kept.wants_look_soon(&flow);
+        // held until the commands below are passed on: one that comes meanwhile must not overtake them
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
         engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
@@ -173,6 +174,7 @@ impl Relay {
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
         self.legs.client.opened.first = None; // it was not spliced at once: what has come is copied
         let state = self.core.state();
+        // only now: a socket that was accepted and is spliced at once is never registered
         for side in Side::BOTH.into_iter().filter(|_| state == State::Copying) {
             if self.legs[side].attend().is_err() {
                 return Event::Failed(side);
@@ -200,9 +202,11 @@ impl Relay {
                     return Poll::Pending;
                 }
                 match pump.poll(cx, core.streams_mut(), legs, most) {
+                    // an acknowledgement ends this state: the event would change nothing, and be repeated at once
                     Poll::Ready(Ok(())) if state == State::Resetting => Poll::Pending,
                     Poll::Ready(Ok(())) => Poll::Ready(Event::Copied),
                     Poll::Ready(Err(side)) => Poll::Ready(Event::Failed(side)),
+                    // a silent flow has no timer that counts its bytes: the core sets one now
                     Poll::Pending if core.has_moved() => Poll::Ready(Event::Moved),
                     Poll::Pending => Poll::Pending,
                 }
@@ -235,6 +239,7 @@ impl Relay {
         let before = ended(legs);
         let looked = poll_fn(|cx| match pump.poll(cx, core.streams_mut(), legs, most) {
             Poll::Ready(Err(side)) => Poll::Ready(Err(side)),
+            // without waiting: only an end that is there already makes the splice pointless
             _ => Poll::Ready(Ok(())),
         });
         match looked.await {
@@ -258,6 +263,7 @@ impl Relay {
 
     /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
     fn finish(mut self, how: EndReason, forwarded: bool, ends: Option<Pair<u64>>) {
+        // A flow that was replaced in its drain counts as closed: only its last records tell of a reset.
         let how = self.flow().was_reset_by().filter(|_| how == EndReason::Closed).map_or(how, EndReason::reset_by);
         if forwarded {
             self.count_forwarded(how, ends);
@@ -278,11 +284,13 @@ impl Relay {
             | EndReason::Idle
             | EndReason::Stopped
             | EndReason::Lost => {
+                // In LAST-ACK and CLOSING, Linux sends no reset, even if the host lacks something: it is told below.
                 mute = self.legs.each_ref().map(Leg::aborts_mutely);
                 self.legs.iter().for_each(Leg::abort);
             }
         }
         self.legs.iter_mut().for_each(Leg::relax); // they may go back to the caller
+        // A socket may have ignored the reset, behind data that it lacks: reads have to fail once it is empty.
         self.core.failed().into_iter().for_each(|side| self.legs[side].was_reset = true);
         let ended = self.ended(how);
         self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
@@ -298,7 +306,10 @@ impl Relay {
             let known = !legs.iter().all(Leg::is_only_copied);
             drop(legs); // the last segments of the sockets need the entries
             let connections = flow.connections();
+            // after the sockets, to which their hosts would be left, and before the records with the numbers go
             Side::BOTH.iter().filter(|side| mute[**side]).for_each(|side| engine.reset_again(&connections[*side]));
+            // A flow that is left goes on in its entries. Those of hosts that were given up must not linger: without
+            // them, the stack answers what these hosts still send with a reset.
             if known && how != EndReason::Left {
                 engine.forget(&flow, (forwarded || shimmed) && !given_up);
             }
@@ -332,6 +343,7 @@ impl Relay {
     fn count_forwarded(&self, how: EndReason, known: Option<Pair<u64>>) {
         let Some(d) = self.engine.datapath() else { return };
         let found = || ends(d, self.flow(), self.released.as_ref());
+        // After both FINs nothing moves: what was seen is exact, and spares a look. Otherwise it is the last resort:
         // a new connection may have replaced the entries
         let Some(ends) = known.filter(|_| how == EndReason::Closed).or_else(found).or(known) else { return };
         // closed: by both hosts

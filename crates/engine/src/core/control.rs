@@ -202,6 +202,7 @@ impl Control {
     }
 
     pub fn next_tick(&self) -> Time {
+        // an attempt may be left over that is not wanted any more, or not before more bytes were copied
         self.again.filter(|_| self.is_due()).map_or(self.tick_at, |again| again.time.min(self.tick_at))
     }
 
@@ -220,7 +221,9 @@ impl Core {
     pub fn most(&self) -> u64 {
         let control = self.control();
         match self.state {
+            // the bounds limit what is read
             State::Draining => u64::MAX,
+            // copying pauses where the windows are to be compared again
             _ if control.is_due() => control.again.map_or(u64::MAX, |again| again.copied),
             _ => control.enough,
         }
@@ -276,6 +279,7 @@ impl Core {
 
     /// Starts to copy. `forget`: why the data path can forget the legs.
     fn copy(&mut self, cx: &mut Context<'_>, mut forget: Option<Refusal>) -> Action {
+        // A flow that was refused is not tried again without a command. One that is read to its end is not refused.
         let can_be_spliced = !self.stay && !self.is_read(cx) && cx.shown.refusal.is_none();
         if let Some(why) = self.obstacle(cx).filter(|_| can_be_spliced) {
             cx.refuse(why);
@@ -322,6 +326,7 @@ impl Core {
             if control.streams[side].in_hand == 0 {
                 return self.finish(cx); // all that its socket had is passed on, but it does not report the reset
             }
+            // the other host has yet to take what is in hand
             control.until = cx.now + UNDER_WAY;
         }
         if control.settle_at.is_some_and(|at| cx.now >= at) {
@@ -377,6 +382,7 @@ impl Core {
                 self.stay = true;
                 let control = self.control_mut();
                 (control.wanted, control.enough) = (false, u64::MAX);
+                // otherwise the limits on the sockets' buffers would stay
                 if control.approach.take().is_some() {
                     return Action::HoldBack(Pair::both(None));
                 }
@@ -391,6 +397,7 @@ impl Core {
     fn measured(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
+        // a command overrules the rule for paths, but not the queues, in which a sender would time out
         if control.wanted {
             let finding = PathFinding::new(PathCause::Queue, Side::Client, facts.map(|f| f.min_rtt), 0.0);
             return self.approach(cx, facts, finding);
@@ -440,6 +447,7 @@ impl Core {
         let streams = control.streams.each_ref();
         let queues = Pair::from_fn(|from| {
             let before = control.approach.and_then(|approach| approach.queues[from]);
+            // what is left to the caller stays in its socket: no drain waits for it
             Queue::of(facts, from, streams[from].in_hand, before).filter(|_| streams[from].message != Some(0))
         });
         let lasts = queues.iter().flatten().map(Queue::lasts).max().unwrap_or_default();
@@ -458,6 +466,7 @@ impl Core {
             return Action::HoldBack(held);
         }
         control.approach = None;
+        // a command does not wait for ever: it is carried out in spite of the queue
         if !is_short && !control.wanted {
             return self.not_now(cx, Pair::both(None), finding);
         }
@@ -475,18 +484,21 @@ impl Core {
 
     fn freeze(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
+        // the message may have ended meanwhile: there is nothing to splice for
         if self.is_read(cx) {
             return self.copy(cx, None);
         }
         if self.message.is_some() {
             self.limits = self.streams().each_ref().map(|s| match s.message {
                 None => Limit::None,
+                // what this host sends next, such as a request, is for the caller
                 Some(0) => Limit::Keep,
                 Some(n) => Limit::Bytes(u32::try_from(n).unwrap_or(u32::MAX).min(Limit::MAX)),
             });
         }
         let is_message = self.message.is_some();
         let control = self.control_mut();
+        // Windows come to fit as bytes move. If the last pause has passed without enough of them, it is done anyway.
         let fit = match control.tries {
             0 => control.copied() > 0 || is_message,
             n => n < FIT_TRIES && control.again.is_some_and(|again| again.time > cx.now),
@@ -636,6 +648,7 @@ impl Core {
     /// Returns the sizes of [`Action::Commit`] if a commit may be tried in place of the next look: all bytes before the bounds are
     /// passed on, and only their acknowledgement may be missing. `at`: what was found last.
     pub fn may_commit(&self, now: Time, policy: &Policy, legs: Pair<&Tuple>, at: &Switched) -> Option<Pair<u32>> {
+        // under the hold policy, held segments have to go on first
         let may = self.state == State::Draining && self.control().passed && !policy.hold;
         let may = may && now >= self.control().commit_at;
         may.then(|| at.most(legs, self.control().mtu))
@@ -703,6 +716,7 @@ impl Core {
     }
 
     fn committed(&mut self, cx: &mut Context<'_>, at: &Switched) -> Action {
+        // both hosts may have closed since the last look: the keeper would find nothing to keep
         if self.is_closed(at) {
             return self.closed(cx);
         }
@@ -729,9 +743,11 @@ impl Core {
         let is_answerer = self.message.as_ref().is_some_and(|m| m.from != side && m.until_receiver_speaks);
         let is_first = self.failed.is_none();
         let failed = *self.failed.get_or_insert(side);
+        // Both hosts have failed, or the receiver, which had nothing to say: nobody takes the rest.
         if failed != side || (self.message_from() == Some(side.other()) && !is_answerer) {
             return self.end(cx, EndReason::reset_by(failed));
         }
+        // The caller reads the answer. A second failure comes from a read, so the socket is empty.
         if is_answerer || !is_first {
             return self.finish(cx);
         }

@@ -32,6 +32,7 @@ impl Core {
             None if is_settled && !self.fin_past => return self.end(cx, EndReason::Closed),
             None => State::Closing,
         };
+        // a slow host may take that long for what its socket still holds
         let patience = cx.policy.idle_limit.max(CLOSING);
         let control = self.control_mut();
         (control.heard, control.moved, control.until) = (false, (u64::MAX, cx.now), cx.now + patience);
@@ -58,6 +59,7 @@ impl Core {
             return self.end(cx, reset_by(&at));
         }
         self.note_excess(&at);
+        // before the reset is looked at: what has arrived counts, whatever becomes of its sender
         if at.is_local() {
             return self.end(cx, EndReason::MessageRelayed);
         }
@@ -82,6 +84,7 @@ impl Core {
         if were_reset(&at) {
             return self.end(cx, reset_by(&at));
         }
+        // If no FIN was forwarded past the sockets, they take care of the rest after they are closed.
         let are_fins_acked = at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0;
         if are_fins_acked || (at.is_local() && !self.fin_past) {
             return self.end(cx, EndReason::Closed);
@@ -121,6 +124,7 @@ impl Core {
         let is_forwarded = match event {
             Event::Measured(facts) => {
                 self.note_outstanding(cx, side, &facts);
+                // only after a splice may the other host lack bytes that its socket does not have
                 if cx.at[side].shimmed {
                     return Action::Look;
                 }

@@ -181,10 +181,12 @@ impl Core {
             Event::Stop { leave: true } => self.end_forwarded(cx, EndReason::Left),
             Event::Stop { leave: false } => self.end_forwarded(cx, EndReason::Stopped),
             Event::Released(true) => {
+                // perhaps it was released only because it needs new sockets
                 self.state = State::Released;
                 self.bring_back(cx)
             }
             Event::Released(false) => {
+                // it keeps its sockets: a later release must not ask for new ones
                 self.forwarded.back = None;
                 Action::Wait
             }
@@ -230,8 +232,10 @@ impl Core {
             Why::Command(Command::Unsplice) => Some(true),
             // an interrupted message may be spliced again
             Why::Told(EventKind::Triggered) => Some(self.message.is_none()),
+            // the event may have come before the flow was kept, or been lost
             Why::Told(EventKind::LimitReached) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
             Why::Told(EventKind::Oversize) => self.oversize(cx),
+            // The limit is too small to be told to the sender, so a stream is copied from now on.
             Why::Told(EventKind::Narrow) => {
                 cx.refuse(Refusal::Mtu);
                 Some(self.message.is_none())
@@ -271,6 +275,7 @@ impl Core {
                 beyond::Found::Stuck if has_fragments(paths) => {}
                 beyond::Found::Stuck => {
                     self.forwarded.beyond = None;
+                    // once the sockets have got the hosts going, it may be spliced again
                     wanted = wanted.or(Some(false));
                 }
             }
@@ -317,6 +322,7 @@ impl Core {
     }
 
     fn elsewhere(&mut self, cx: &mut Context<'_>) -> Action {
+        // the time limit counts from the first report
         if self.forwarded.back.is_none() {
             cx.refuse(Refusal::Unattached);
             let until = cx.now + cx.policy.drain_limit;

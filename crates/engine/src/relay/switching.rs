@@ -34,6 +34,7 @@ impl Relay {
             }
             Action::Measure => {
                 let mut facts = Pair::from_fn(|side| self.legs[side].path_facts());
+                // on short paths queues do not matter, which spares a system call for each leg
                 if core::needs_queues(&facts) {
                     facts.iter_mut().zip(self.legs.iter()).for_each(|(facts, leg)| facts.unread = leg.unread());
                 }
@@ -89,10 +90,12 @@ impl Relay {
             }
             leg.relax();
         }
+        // what a slow receiver has not taken waits at its near sender, and not here
         for (from, window) in Side::BOTH.iter().filter_map(|from| Some((*from, windows[*from]?))) {
             self.legs[from].narrow(window);
             self.legs[from.other()].limit_unsent(window);
         }
+        // Bytes in a pipe cannot be copied for a tap, nor go back to the caller when a receiver speaks.
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();
         }
@@ -103,6 +106,7 @@ impl Relay {
     fn forget(&self, why: Refusal) {
         let Some(d) = self.engine.datapath() else { return };
         let unknown = self.legs.iter().all(Leg::is_only_copied);
+        // A host may be ahead of a shimmed socket, which discards its acknowledgements without the record.
         if unknown || self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
             return;
         }
@@ -115,6 +119,7 @@ impl Relay {
     }
 
     fn freeze(&mut self, fit: bool) -> Event {
+        // before the freeze, since its events may come at once
         self.engine.route_events(self.flow());
         self.legs.iter_mut().for_each(Leg::widen); // whoever takes the flow back would not know of it
         let halves = Pair::from_fn(|side| self.core.half(side, self.legs[side].tuple(), &self.legs[side].at));
@@ -162,6 +167,7 @@ impl Relay {
     /// Looks at both legs. Commits in the same call if the drain may be over.
     fn look(&mut self) -> Event {
         let (now, tuples) = (monotonic(), self.tuples());
+        // A commit that comes too early answers like a look, which then needs no call of its own.
         let seen = self.seen.take().filter(|at| at.has_plain_hops());
         let tries =
             seen.and_then(|at| Some((self.core.may_commit(now, &self.flow().policy, tuples.each_ref(), &at)?, at)));
@@ -237,10 +243,13 @@ impl Relay {
         let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
         let is_back = paths.as_ref().is_some_and(|p| p.iter().all(|p| p.flags & PathFlags::SPLICED == 0));
         let promised = paths.map(|p| Pair::new(p.server.window(), p.client.window()));
+        // Before any segment reaches the sockets. If the data path has taken the flow back by itself, not before the
+        // answer, which says whether a message has passed: then a near sender keeps its small window.
         if !is_back {
             self.make_room(promised, None);
         }
         let d = self.datapath();
+        // Conntrack may have forgotten the connections, and a firewall may drop what it calls invalid then.
         if let Some(away) = away.filter(|away| *away > TRACKED) {
             d.renew_parked(tuples.each_ref(), away);
         }
@@ -250,6 +259,7 @@ impl Relay {
                 if is_back {
                     self.make_room(promised, Some(at));
                 }
+                // A host that waits for the other's window to open would not hear of that: a probe tells it our window.
                 if away.is_some() {
                     self.legs.iter().zip(at.flags).for_each(|(leg, flags)| leg.unpark(flags & LegFlags::PROBE != 0));
                 }
@@ -259,6 +269,7 @@ impl Relay {
                 }
                 tracing::debug!(flow = self.flow().id, ?at, "unspliced");
             }
+            // no fault: the flow was over, and a new connection has its addresses
             Err(error @ SwitchError::Other) => tracing::debug!(flow = self.flow().id, %error, "not unspliced"),
             Err(error) => tracing::warn!(flow = self.flow().id, %error, "unsplice"),
         }

@@ -12,8 +12,10 @@ impl Relay {
         if !self.is_tapped() {
             return d.freeze(halves, how);
         }
+        // the first copies come as soon as the legs are frozen
         tap_reader::start(&self.engine);
         let mut stretches = lock(&self.engine.tap_ring.stretches);
+        // Sequence numbers wrap: copies of a long stretch must be read before they could be taken for the next one's.
         if !legs.iter().all(|leg| stretches.may_begin(leg)) {
             return Err(SwitchError::Busy);
         }
@@ -21,6 +23,7 @@ impl Relay {
         let taps = self.legs.each_ref().map(|leg| leg.tap.as_ref());
         for from in Side::BOTH {
             let (start, seq) = (frozen.bound[from], frozen.seq[from]);
+            // bytes in hand and in the socket reach the receiver before those from the bound on
             let left = u64::from(halves[from].leftover) + u64::from(frozen.pending[from]);
             let out = halves[from.other()].produced + left;
             stretches.begin(&Begin { legs, from, start, seq, out, taps });

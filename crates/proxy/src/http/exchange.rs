@@ -189,6 +189,7 @@ impl<'a> Exchange<'a> {
                 Poll::Ready(Err(Broken::Denied(_))) => unreachable!("the rules are for replies"),
             }
         }
+        // Nothing else reads from the client now: its reset would go unnoticed.
         if self.up_done()
             && let Err(e) = self.watch_client(cx)
         {
@@ -220,12 +221,15 @@ impl<'a> Exchange<'a> {
             Side::Server => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
         };
         let body = body?;
+        // The whole buffer belongs to the body: otherwise it would not have been found ahead.
         let first = [head, from.in_hand()].concat();
         from.consume(std::mem::take(checked));
         let ahead = body.ahead();
         let (left, message) = match sender {
+            // a server that refuses an upload replies before its end, and often closes then
             Side::Client => (Leftovers::for_server(first), Message::from_client(ahead).until_receiver_speaks()),
             Side::Server => {
+                // the whole length was compared with the policy; what is left may be less
                 let rest = Message::from_server(ahead);
                 (Leftovers::for_client(first), if down.long && ahead.is_some() { rest.that_pays() } else { rest })
             }
@@ -253,6 +257,7 @@ impl<'a> Exchange<'a> {
                 up.checked = in_hand.len();
                 client.put_back(&in_hand);
             }
+            // nothing interrupts a reply: all that was read of it has been passed on
             Side::Server => down.copy |= copy,
         }
         self.outcome.add(&ended);
@@ -270,6 +275,7 @@ impl<'a> Exchange<'a> {
     /// Ends the storing of the reply: it is complete if the exchange is done.
     pub fn end_fill(&mut self, end: &End) {
         if let Some(fill) = self.fill.take() {
+            // for a body that ends with its connection, this is the only sign that it is complete
             if let End::Done { .. } = end {
                 fill.complete();
             }

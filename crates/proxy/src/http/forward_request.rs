@@ -159,6 +159,7 @@ impl Row<'_> {
             return Ok(());
         }
         self.drop_server();
+        // The last segment of the handshake waits for the request: it would promise the server a large window.
         self.client.leg.speaks_first(true);
         let server = connect(self.shared(), listener, &self.client.leg, &subject, target).await?;
         self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
@@ -238,6 +239,7 @@ impl Row<'_> {
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { SpliceWhen::Never };
+        // what comes ahead of a splice has to be copied; what is copied anyway would be slower with a small window
         server.limit(bodies != SpliceWhen::Never && habit.is_long());
         let ends = (&mut self.client, server);
         let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, fetch));
@@ -260,6 +262,7 @@ impl Row<'_> {
                     }
                 }
                 Some(end) => break end,
+                // the alarm was set before the last progress
                 None if exchange.moved.elapsed() < limit => {}
                 None if exchange.replied() => break End::Cut(Cut::Idle, "nothing has moved for too long".into()),
                 None if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
@@ -285,7 +288,9 @@ impl Row<'_> {
         }
         record.outcome(outcome);
         match end {
+            // the connection may just have been idle for too long, and another server may answer
             End::Stale if request.is_repeatable() && (*reused || more) => End::Stale,
+            // the client, whose connection is closed like this, knows whether to repeat the request (RFC 9112, 9.5)
             End::Stale if *reused && self.count > 1 => End::Gone,
             End::Stale => End::Fault(no_reply(), 502),
             end => end,
@@ -299,6 +304,7 @@ impl Row<'_> {
         if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
             match end {
                 End::Done { .. } | End::Validated { .. } | End::Upgraded => lease.0.succeeded(counters),
+                // a server may close an idle connection at any time: that is no failure
                 End::Stale if !reused => tries.failed(lease, no_reply(), counters),
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
                     lease.0.failed(counters, fault);

@@ -103,6 +103,7 @@ impl Exchange<'_> {
             if is_too_many(&mut self.down.interim, Instant::now()) {
                 return refuse("the server sends one interim reply after the other");
             }
+            // HTTP/1.0 has no interim replies (RFC 9110, 15.2)
             if client == Version::Http11 {
                 self.begin(reply, false);
             }
@@ -139,10 +140,12 @@ impl Exchange<'_> {
                     self.server.leg.tap(tap);
                     (self.fill, self.outcome.cache) = (Some(fill), Some("fill"));
                 }
+                // a 304 has no body: bytes behind it belong to no reply
                 Heard::Good(meta) => return Err(End::Validated { meta, reuse: reuse && first.is_empty() }),
             }
         }
         let strip = client == Version::Http10 && reply.framing == Framing::Chunked;
+        // without its chunks, a reply ends where its connection does
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
         self.begin(reply, close);
         self.down.strip = strip;
@@ -234,6 +237,7 @@ impl Exchange<'_> {
         let (server, down) = (&self.server, &self.down);
         let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
         let all = down.checked == server.in_hand().len() && !body.is_done();
+        // Nobody would read the rest of the request while the engine relays the reply.
         let worth = all && self.up_done() && (down.long || is_worth(self.bodies, body.ahead()));
         if !worth {
             return false;
@@ -277,6 +281,7 @@ impl Exchange<'_> {
                     }
                     body.end_of_stream().map_err(Broken::Wrong)?;
                 } else if down.hold.is_some() {
+                    // nothing is written yet, but the server is not idle
                     *moved = Instant::now();
                 }
             }
@@ -301,6 +306,7 @@ impl Exchange<'_> {
         if self.replied() {
             return End::Cut(Cut::ServerReset, format!("the server's connection: {e}"));
         }
+        // after any part of a reply, the request must not be sent again (RFC 9110, 9.2.2)
         let nothing = self.outcome.status.is_none() && self.down.interim.0 == 0 && self.server.in_hand().is_empty();
         if nothing { End::Stale } else { End::Fault(no_reply(), 502) }
     }

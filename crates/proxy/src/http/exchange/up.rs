@@ -34,6 +34,7 @@ impl Exchange<'_> {
         }
         match self.client.poll_fill(cx) {
             Poll::Ready(Err(e)) => Err(e),
+            // a FIN is not a failure: the client may wait for the reply, with nothing more to send
             Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
         }
     }
@@ -48,6 +49,7 @@ impl Exchange<'_> {
             let begun = up.checked > 0 && up.checked == client.in_hand().len();
             if begun
                 && !up.copy
+                // the engine relays a request until the server speaks, which it already does
                 && down.body.is_none()
                 && is_worth(*bodies, up.body.ahead())
                 && is_to_come(up.body.ahead(), &client.leg)
