@@ -12,7 +12,7 @@ use longsplice_datapath::{
     Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError,
     Switched, Tuple, monotonic,
 };
-use std::time::Duration;
+use std::{io, time::Duration};
 
 /// Time in forwarding mode after which conntrack entries of the parked sockets' connections are
 /// renewed. Short enough for conntrack to remember them: a small part of its smallest timeout for an
@@ -127,7 +127,10 @@ impl Relay {
         let hold = self.flow().policy.hold.then(|| Holding::of(&self.engine, tuples));
         match hold.transpose() {
             Ok(holding) => self.holding = holding,
-            Err(_) => return Event::Refused { why: Refusal::Unprivileged, for_good: false },
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Event::Refused { why: Refusal::Unprivileged, for_good: false };
+            }
+            Err(error) => return Event::Refused { why: refusal::of_errno(error.raw_os_error()), for_good: false },
         }
         let how = FreezeOptions { hold: self.holding.is_some(), fit, tap: false, generations: self.flow().generations };
         let frozen = self.freeze_both(halves.each_ref(), how);
