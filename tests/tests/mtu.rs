@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-/// Longest time of an upload. A client that hears of no router sends what was lost again when its timer ends, which is after 6 s by
+/// Longest time of an upload. A client that hears of no router sends what was lost again when its timer ends, which takes 6 s by
 /// then, and doubles.
 const PATIENCE: Duration = Duration::from_secs(150);
 const PORT: u16 = 7000;
