@@ -47,7 +47,7 @@ static __always_inline __u32 rest(__u64 now)
 {
 	__u32 zero = 0;
 	__u64 *since = bpf_map_lookup_elem(&unheld, &zero);
-	__u64 enough = since ? (now - *since) >> MOMENT : REST; /* wraps to a large value if it is in the future */
+	__u64 enough = since ? *since < now ? (now - *since) >> MOMENT : 0 : REST; /* it may be newer than `now` */
 
 	return (enough < REST ? enough + 8 : REST) + SKEW; /* 8: both times were rounded */
 }
@@ -131,8 +131,8 @@ static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 w
 	return !differ;
 }
 
-/* Take place number `way` of a home for a key, if it is free. Returns 1 if it was. */
-static __always_inline int take(struct place p, __u32 way, const __u32 *key, __u32 words, __u32 size, __u64 now)
+/* Take place number `way` of a home for a key, if it is free. least: rest(now). Returns 1 if it was. */
+static __always_inline int take(struct place p, __u32 way, const __u32 *key, __u32 words, __u32 size, __u64 now, __u32 least)
 {
 	struct slot *s = slot_at(p, at_way(p.home, p.slots, way));
 	__u32 state, k;
@@ -140,7 +140,7 @@ static __always_inline int take(struct place p, __u32 way, const __u32 *key, __u
 	if (!s)
 		return 0;
 	state = *(volatile __u32 *)&s->state;
-	if (state & SLOT_TAKEN || (state && moment(now) + SKEW - state < rest(now)))
+	if (state & SLOT_TAKEN || (state && moment(now) + SKEW - state < least))
 		return 0;
 	if (__sync_val_compare_and_swap(&s->state, state, (__u32)(now >> 10) << 1 | SLOT_TAKEN) != state)
 		return 0;
@@ -177,18 +177,18 @@ __noinline int is_at6(const struct tuple *k, __u64 where, __u32 way)
 	return k && s && holds(s, k->remote, WORDS6) ? (int)at : -1;
 }
 
-__noinline int take4(const struct tuple4 *k, __u64 where, __u32 way, __u64 now)
+__noinline int take4(const struct tuple4 *k, __u64 where, __u32 way, __u64 now, __u32 least)
 {
 	struct place p = { page_at(&paths4, where >> 32), SLOTS4, sizeof(struct slot4), where };
 
-	return k && take(p, way, (const __u32 *)k, WORDS4, sizeof(struct path4), now);
+	return k && take(p, way, (const __u32 *)k, WORDS4, sizeof(struct path4), now, least);
 }
 
-__noinline int take6(const struct tuple *k, __u64 where, __u32 way, __u64 now)
+__noinline int take6(const struct tuple *k, __u64 where, __u32 way, __u64 now, __u32 least)
 {
 	struct place p = { page_at(&paths6, where >> 32), SLOTS6, sizeof(struct slot6), where };
 
-	return k && take(p, way, k->remote, WORDS6, sizeof(struct path6), now);
+	return k && take(p, way, k->remote, WORDS6, sizeof(struct path6), now, least);
 }
 
 #define WAY_SHIFT 16
@@ -245,7 +245,7 @@ __noinline int insert_path(const struct tuple *t)
 	struct tuple4 k;
 	struct slot *home;
 	struct place p;
-	__u32 way;
+	__u32 way, least = rest(now);
 
 	if (!t)
 		return -1;
@@ -255,7 +255,7 @@ __noinline int insert_path(const struct tuple *t)
 	if (!home)
 		return -1;
 	for (way = 0; way < WAYS; way++) {
-		if (p.slots == SLOTS4 ? take4(&k, where(p), way, now) : take6(t, where(p), way, now)) {
+		if (p.slots == SLOTS4 ? take4(&k, where(p), way, now, least) : take6(t, where(p), way, now, least)) {
 			show(home, way);
 			return 0;
 		}
