@@ -56,11 +56,6 @@ impl Event {
     fn harms_new(&self) -> bool {
         matches!(self.harm, Harm::New | Harm::Away | Harm::AllBut(_))
     }
-
-    /// Whether a host may never hear of a reset.
-    fn loses_resets(&self) -> bool {
-        matches!(self.harm, Harm::Away | Harm::Again)
-    }
 }
 
 struct Stream {
@@ -256,7 +251,7 @@ impl Ledger {
     /// reset it at once, data and reset may have been lost, and TCP sends neither again (RFC 9293, 3.10.7).
     pub fn silent(&self, since: Instant, what: String) {
         let mut book = self.book();
-        if book.events.iter().any(|e| e.loses_resets() && e.meets(since, since + AFTERMATH)) {
+        if book.events.iter().any(|e| matches!(e.harm, Harm::Away) && e.meets(since, since + AFTERMATH)) {
             book.tally.silent += 1;
         } else {
             book.fail(self, format!("hung: {what}"));
