@@ -169,7 +169,8 @@ static __always_inline int has_client(const struct leg *l)
 }
 
 /* Is this the leg to a server whose client has not completed the handshake? A client's leg has no peer before it is paired. If
- * the client's record is gone, another SYN may have taken its place: that has another number than the one that the server got. */
+ * the client's record is gone, another SYN may have taken its place: that has another number than the one that the server got.
+ * A client without a record may also have found no room for it (OPT_FULL). */
 static __always_inline int is_opening(const struct leg *l)
 {
 	struct embryo *e;
@@ -177,7 +178,7 @@ static __always_inline int is_opening(const struct leg *l)
 	if ((l->flags & (LEG_END_TO_END | LEG_PAIRED)) != LEG_END_TO_END || !l->peer.rport || has_client(l))
 		return 0;
 	e = bpf_map_lookup_elem(&embryos, &l->peer);
-	return e && e->irs == l->iss;
+	return e && e->irs == l->iss && !(e->opts_in & OPT_FULL);
 }
 
 #endif

@@ -81,7 +81,7 @@ pub use attaching::pins::{default_pin, other_datapath, remove_dead};
 pub use clock::monotonic;
 pub use datapath::Datapath;
 pub use error::{OpenError, VerifierLog};
-pub use handshakes::handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets};
+pub use handshakes::handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets, without_record};
 pub use handshakes::hold::{HeldSegment, Reinjector};
 pub use handshakes::transparent::{TransparentRoutes, is_local};
 pub use hops::follow::{PathChanges, Watch};

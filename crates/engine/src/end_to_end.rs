@@ -6,6 +6,7 @@ use crate::{
     leg::{Leg, opened::HeldData},
     listener::Listener,
     live::Live,
+    refusal::Refusal,
     splicer::Splicer,
     sync::lock,
 };
@@ -27,10 +28,13 @@ impl EndToEndListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Opened { legs, sockets, first } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        let Opened { legs, sockets, first, has_record } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.engine().opened(&sockets.server);
         let mut client = leg(sockets.client, &legs.client)?;
         client.opened.first = first.map(|held| held as Box<dyn HeldData>);
+        if !has_record {
+            client.refuse(Refusal::TableFull);
+        }
         Ok((client, leg(sockets.server, &legs.server)?))
     }
 

@@ -6,7 +6,7 @@
 use crate::{engine::Engine, holding::FirstData, sync::lock};
 use longsplice_datapath::{
     Connection, Datapath, EndToEnd, ExpectError, Handshake, HandshakeSender, Pair, Repair, Segment, TransparentRoutes,
-    Tuple, established_sockets, is_claimed, is_local,
+    Tuple, established_sockets, is_claimed, is_local, without_record,
 };
 use nix::libc;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -73,6 +73,8 @@ pub(crate) struct Opened {
     pub legs: Pair<Tuple>,
     pub sockets: Pair<OwnedFd>,
     pub first: Option<Box<FirstData>>,
+    /// The data path has a record of the client's leg.
+    pub has_record: bool,
 }
 
 /// The server's SYN-ACK, and what is made from it.
@@ -573,11 +575,15 @@ impl Handshakes {
         if !self.half.get(&client).is_some_and(|half| half.is_completed_by(ack)) {
             return self.desert(d, ack);
         }
-        let Some(HalfOpen { answer: Some(Answer { sockets, first, .. }), server, .. }) = self.remove(&client) else {
+        let Some(HalfOpen { answer: Some(Answer { sockets, first, segment }), server, .. }) = self.remove(&client) else {
             return;
         };
+        let has_record = ack.connection().generation != Connection::NONE;
+        if !has_record && let Err(error) = without_record(&sockets.client, &segment) {
+            tracing::warn!(?client, %error, "cannot set the clock of a socket: its client ignores it for a second");
+        }
         self.pass_on(ack, &server.leg);
-        let opened = Opened { legs: Pair::new(client, server.leg), sockets, first };
+        let opened = Opened { legs: Pair::new(client, server.leg), sockets, first, has_record };
         let left = match self.acceptor(client.local) {
             Some(acceptor) => acceptor.opened.try_send(opened).map_err(TrySendError::into_inner).err(),
             None => Some(opened),

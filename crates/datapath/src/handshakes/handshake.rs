@@ -4,7 +4,7 @@ use crate::{
     Connection, Datapath, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, Repair, Tuple, abi,
     checksum::{fold, sum},
     handshakes::hold::{held_packet, returning_socket},
-    sockets::socket::{Restore, send_frame},
+    sockets::socket::{Restore, send_frame, set_clock},
     switching::released::restore_instead,
     tables::maps::from_bytes,
     watching::events::poll_ring,
@@ -401,6 +401,15 @@ pub fn established_sockets(syn: &Handshake, answer: &Handshake, transparent: boo
     // there are both: a socket that is closed sooner has not said anything to its host
     [&client, &server].into_iter().try_for_each(|s| Repair::Off.set(s))?;
     Ok(Pair { client, server })
+}
+
+/// Has the client's socket of [`established_sockets`] go on without a record, which would have kept its clock from running behind
+/// that of the server's `answer`. Call it before the socket says anything.
+pub fn without_record(client: &OwnedFd, answer: &Handshake) -> io::Result<()> {
+    let Some(tsval) = answer.offer().tsval else { return Ok(()) };
+    Repair::On.set(client)?;
+    set_clock(client, tsval)?;
+    Repair::Off.set(client)
 }
 
 #[cfg(test)]

@@ -487,6 +487,12 @@ fn buffer(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Has a socket in repair mode send timestamps from `tsval` on, or from the next one.
+pub(crate) fn set_clock(socket: impl AsFd, tsval: u32) -> io::Result<()> {
+    // bit 0 would switch the socket to microseconds
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)
+}
+
 /// Creates an established socket in the middle of its connection with TCP_REPAIR. It stays in repair mode, and nothing is sent.
 pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     // <linux/tcp.h>
@@ -519,8 +525,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     }
     if let Some(tsval) = r.tsval {
         options.push(RepairOption { code: OPT_TIMESTAMP, value: 0 });
-        // bit 0 would switch the socket to microseconds
-        set_int(&s, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)?;
+        set_clock(&s, tsval)?;
     }
     set_raw(s.as_fd(), libc::TCP_REPAIR_OPTIONS, &options)?;
     let w = RepairWindow {
