@@ -72,6 +72,8 @@ pub struct Rule {
     pub target: Vec<Pattern>,
     /// Target ports.
     pub ports: Vec<PortRange>,
+    /// Users that have logged in; others never match.
+    pub users: Vec<String>,
     /// HTTP methods, case-sensitive (RFC 9110, 9.1).
     pub methods: Vec<String>,
     /// Paths of HTTP requests.
@@ -96,12 +98,20 @@ pub struct Subject<'a> {
     pub method: Option<&'a str>,
     /// HTTP path; none for CONNECT.
     pub path: Option<&'a str>,
+    /// The user that has logged in.
+    pub user: Option<&'a str>,
 }
 
-impl Subject<'_> {
+impl<'a> Subject<'a> {
     /// Returns the subject of a protocol without methods and paths.
     pub fn by(client: IpAddr) -> Subject<'static> {
-        Subject { client, method: None, path: None }
+        Subject { client, method: None, path: None, user: None }
+    }
+
+    /// Returns the same subject, for a user that has logged in.
+    #[must_use]
+    pub fn of(self, user: Option<&'a str>) -> Subject<'a> {
+        Subject { user, ..self }
     }
 }
 
@@ -244,12 +254,13 @@ impl Rule {
         (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
             && (self.ports.is_empty() || self.ports.iter().any(|r| r.contains(port)))
             && (self.methods.is_empty() || subject.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
+            && (self.users.is_empty() || subject.user.is_some_and(|u| self.users.iter().any(|own| own == u)))
             && (self.path.is_empty() || subject.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
     }
 
     /// Whether it matches every request.
     pub(crate) fn matches_all(&self) -> bool {
-        let Rule { action: _, client, target, ports, methods, path } = self;
+        let Rule { action: _, client, target, ports, users, methods, path } = self;
         let any = |net: &IpNet| net.prefix_len() == 0;
         // both families
         let all =
@@ -258,6 +269,7 @@ impl Rule {
         (client.is_empty() || all(client.iter().map(|p| &p.0).collect()))
             && (target.is_empty() || all(prefixes.collect()))
             && (ports.is_empty() || ports.iter().any(|r| r.first <= 1 && r.last == u16::MAX))
+            && users.is_empty()
             && methods.is_empty()
             && path.is_empty()
     }

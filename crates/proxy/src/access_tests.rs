@@ -2,16 +2,18 @@
 
 use super::*;
 
-/// `allow|deny [from CLIENT,..] [to TARGET,..] [port PORTS,..] [methods METHOD,..] [path PATH,..]`
+/// `allow|deny [from CLIENT,..] [to TARGET,..] [port PORTS,..] [users USER,..] [methods METHOD,..] [path PATH,..]`
 fn rule(text: &str) -> Rule {
     let mut words = text.split(' ');
     let action = if words.next() == Some("allow") { Action::Allow } else { Action::Deny };
-    let mut rule = Rule { action, client: vec![], target: vec![], ports: vec![], methods: vec![], path: vec![] };
+    let (client, target, ports) = (vec![], vec![], vec![]);
+    let mut rule = Rule { action, client, target, ports, users: vec![], methods: vec![], path: vec![] };
     while let (Some(key), Some(values)) = (words.next(), words.next()) {
         for value in values.split(',') {
             match key {
                 "from" => rule.client.push(value.parse().unwrap()),
                 "to" => rule.target.push(value.parse().unwrap()),
+                "users" => rule.users.push(value.into()),
                 "methods" => rule.methods.push(value.into()),
                 "path" => rule.path.push(value.parse().unwrap()),
                 _ => rule.ports.push(value.parse().unwrap()),
@@ -157,11 +159,26 @@ fn texts() {
 }
 
 #[test]
+fn users() {
+    let r = rules(&["allow users ann to 10.0.0.0/8", "deny users bob", "deny to 10.0.0.0/8"], false);
+    let check = |user, server: &str| {
+        let (subject, server) = (Subject::by(CLIENT.parse().unwrap()).of(user), server.parse().unwrap());
+        r.check(&subject, &Target::from(server), server)
+    };
+    assert_eq!(check(Some("ann"), "10.0.0.1:80"), Ok(()));
+    assert_eq!(check(Some("ANN"), "10.0.0.1:80"), Err(Denied::Rule(3)));
+    assert_eq!(check(Some("bob"), "192.0.2.1:80"), Err(Denied::Rule(2)));
+    // one that has not logged in is no user
+    assert_eq!([check(None, "192.0.2.1:80"), check(None, "10.0.0.1:80")], [Ok(()), Err(Denied::Rule(3))]);
+    assert!(!rule("deny users ann").matches_all());
+}
+
+#[test]
 fn methods_and_paths() {
     let r = rules(&["deny methods POST,PUT path /admin*,/x", "allow methods GET", "deny path /only"], false);
     let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
     let check = |method, path| {
-        let subject = Subject { client: CLIENT.parse().unwrap(), method, path };
+        let subject = Subject { client: CLIENT.parse().unwrap(), method, path, user: None };
         assert_eq!(r.check(&subject, &server.into(), server), r.check_name(&subject, &server.into()));
         r.check(&subject, &server.into(), server)
     };

@@ -135,7 +135,7 @@ async fn socks_handshake(
     let request: SocksRequest = timeout(limit, socks::ask(client, buffer, users)).await.map_err(late)??;
     record.target = Some(request.target.to_string());
     record.user.clone_from(&request.user);
-    let subject = Subject::by(client.source().ip());
+    let subject = Subject::by(client.source().ip()).of(request.user.as_deref());
     match connect(shared, listener, client, &subject, &request.target).await {
         Ok(server) => {
             record.server = Some(server.remote());

@@ -226,7 +226,7 @@ impl Row<'_> {
             None => None,
         };
         no_trace(request)?;
-        Ok(RoutedRequest { request, site: None, path, to: To::Target(target) })
+        Ok(RoutedRequest { request, site: None, path, user: record.user.clone(), to: To::Target(target) })
     }
 
     /// Serves a CONNECT request (RFC 9110, 9.3.6).

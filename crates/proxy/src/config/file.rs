@@ -174,6 +174,17 @@ enum Name {
     Tpot,
 }
 
+impl Name {
+    /// Whether clients can log in. `forwards`: whether they name their targets.
+    fn has_users(self, forwards: bool) -> bool {
+        match self {
+            Name::Socks5 => true,
+            Name::Http => forwards,
+            Name::Tls | Name::Plug | Name::Transparent | Name::Tpot => false,
+        }
+    }
+}
+
 /// What is read of intercepted connections.
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -212,6 +223,7 @@ struct RawRule {
     target: Many<Parsed<Pattern>>,
     #[serde(default)]
     ports: Many<OrNumber<PortRange>>,
+    users: Option<Spanned<Many<Parsed<UserName>>>>,
     methods: Option<Spanned<Many<Parsed<Method>>>>,
     path: Option<Spanned<Many<Parsed<PathPattern>>>>,
 }
@@ -313,6 +325,17 @@ impl FromStr for Method {
     }
 }
 
+/// A name of a user.
+struct UserName(String);
+
+impl FromStr for UserName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() { Err("nobody has an empty name: write one") } else { Ok(UserName(text.into())) }
+    }
+}
+
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file, warnings: RefCell::default(), has_passwords: Cell::default() };
     let Table(File { mut config, listeners, pools, tpot, source: sources, log, bypass }) =
@@ -397,6 +420,12 @@ impl SourceFile<'_> {
             && let Some(span) = raw.rules.0.iter().find_map(methods_or_path)
         {
             return Err(self.wrong(span, "only HTTP has methods and paths: remove the key, or use protocol = \"http\""));
+        }
+        let names_users = |r: &Spanned<RawRule>| r.get_ref().users.as_ref().map(Spanned::span);
+        if !raw.protocol.has_users(raw.route.0.is_empty() && !intercepts)
+            && let Some(span) = raw.rules.0.iter().find_map(names_users)
+        {
+            return Err(self.wrong(span, "clients of this listener do not log in: remove the key"));
         }
         if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
@@ -647,6 +676,7 @@ fn rule(raw: RawRule) -> Rule {
         client: raw.client.0.into_iter().map(|p| p.0).collect(),
         target: raw.target.0.into_iter().map(|p| p.0).collect(),
         ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
+        users: raw.users.into_iter().flat_map(|u| u.into_inner().0).map(|u| u.0.0).collect(),
         methods: raw.methods.into_iter().flat_map(|m| m.into_inner().0).map(|m| m.0.0).collect(),
         path: raw.path.into_iter().flat_map(|p| p.into_inner().0).map(|p| p.0).collect(),
     }

@@ -402,6 +402,10 @@ fn mistakes_in_sites() {
         "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"",
     );
     expect(&socks("rules = [{ action = \"deny\", path = \"/x\" }]"), (4, 36), "only HTTP has methods and paths");
+    expect(&socks("rules = [{ action = \"deny\", users = \"\" }]"), (4, 37), "nobody has an empty name");
+    let plug = format!("{PLUG}target = \"a:1\"\nrules = [{{ action = \"deny\", users = \"ann\" }}]");
+    expect(&plug, (5, 37), "do not log in");
+    expect(&keyed("rules = [{ action = \"deny\", users = \"ann\" }]"), (4, 37), "do not log in");
     let pool = |more: &str| format!("[pool.p]\nservers = [\"a:1\"]\n{more}");
     expect("[pool.p]\nservers = []", (2, 11), "a pool has 1 to 256 servers");
     expect("[pool.p]\nservers = [\"a\"]", (2, 12), "HOST:PORT");

@@ -42,6 +42,8 @@ pub(super) struct RoutedRequest<'a> {
     pub site: Option<String>,
     /// The path for the rules; none if no rule has paths.
     pub path: Option<String>,
+    /// The user that has logged in, for the rules.
+    pub user: Option<String>,
     pub to: To,
 }
 
@@ -76,7 +78,7 @@ impl RoutedRequest<'_> {
     /// Returns the subject for the rules.
     pub fn subject(&self, client: &Stream) -> Subject<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
-        Subject { client: client.leg.source().ip(), method, path }
+        Subject { client: client.leg.source().ip(), method, path, user: self.user.as_deref() }
     }
 }
 
