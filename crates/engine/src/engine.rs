@@ -1,15 +1,26 @@
 //! [`Engine`]: the state that the handles of callers, the engine's threads and its flows share, and the table of live flows.
 
+pub(crate) mod descriptors;
+pub(crate) mod events;
+pub(crate) mod flow;
+pub(crate) mod holder;
+pub(crate) mod orphan;
+pub(crate) mod ports;
+pub(crate) mod purpose;
+pub(crate) mod recovered;
+
 use crate::{
-    descriptors::Descriptors,
-    events::Announcer,
-    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskEvents, TaskInbox, is_loopback},
-    holder::Holder,
+    engine::{
+        descriptors::Descriptors,
+        events::Announcer,
+        flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskEvents, TaskInbox, is_loopback},
+        holder::Holder,
+        orphan::Orphan,
+        ports::Ports,
+        recovered::Recovered,
+    },
     leg::Leg,
     lingering::Lingering,
-    orphan::Orphan,
-    ports::Ports,
-    recovered::Recovered,
     refusal::Refusal,
     sync::lock,
     taps::TapRing,

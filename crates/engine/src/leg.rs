@@ -1,6 +1,7 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
 mod known;
+pub(crate) mod live;
 mod of_proxy;
 pub(crate) mod opened;
 pub(crate) mod parked;
@@ -16,7 +17,7 @@ use self::{
 };
 use crate::{
     core::Position,
-    live::{Live, read_now, write_now},
+    leg::live::{Live, read_now, write_now},
     refusal::Refusal,
     sync::lock,
     taps::Tap,

@@ -40,56 +40,24 @@
 //!   the kernel, where they go on. The next [`Splicer::open`] in the network namespace takes them over; its `close`, or
 //!   `longsplice stop --flush`, ends and removes them.
 
-mod adoption;
-mod agenda;
-mod connect;
+mod copying;
 pub mod core;
-mod counters;
-mod descriptors;
-mod early;
-mod end_to_end;
 mod engine;
-mod events;
 mod finding;
-mod flow;
-mod guard;
-mod handshakes;
-mod holder;
-mod holding;
-mod inspect;
-mod keeper;
+mod keeping;
 mod leg;
 mod lingering;
-mod listener;
-mod live;
-mod orphan;
-mod paths;
-mod pipe;
-mod ports;
-mod pump;
-mod purpose;
-mod recovered;
+mod passing;
 mod refusal;
-mod relay;
-mod shortage;
 mod splicer;
-mod sweeper;
 mod sync;
-#[cfg(feature = "taps")]
-mod tap_reader;
 #[cfg_attr(not(feature = "taps"), path = "no_taps.rs")]
 mod taps;
-mod ticker;
 mod types;
 
-pub use early::Permit;
-pub use end_to_end::EndToEndListener;
-pub use events::{FlowEvent, FlowEventKind, FlowEvents};
+pub use engine::events::{FlowEvent, FlowEventKind, FlowEvents};
 pub use finding::{PathCause, PathFinding};
-pub use handshakes::TransparentCounts;
-pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{Leg, LegOfProxy};
-pub use listener::{BoundSocket, Listener};
 /// Part of [`OpenOptions`].
 #[doc(inline)]
 pub use longsplice_datapath::Options as DatapathOptions;
@@ -97,7 +65,12 @@ pub use longsplice_datapath::{
     ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
     Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, Tuple, dropping_forward_chain, is_local,
 };
+pub use passing::handshakes::TransparentCounts;
 pub use refusal::{Refusal, Tally};
+pub use splicer::early::Permit;
+pub use splicer::end_to_end::EndToEndListener;
+pub use splicer::inspect::{FlowDetail, TraceError, TracedSegment};
+pub use splicer::listener::{BoundSocket, Listener};
 pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]
 pub use taps::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};

@@ -1,21 +1,28 @@
 //! [`Splicer`], the handle through which proxies connect, relay and splice.
 
+mod connect;
+mod counters;
+pub(crate) mod early;
+pub(crate) mod end_to_end;
+pub(crate) mod inspect;
+pub(crate) mod listener;
+mod ticker;
+
 use crate::{
-    adoption,
+    copying::relay::Relay,
     core::{Action, Progress},
-    engine::Engine,
-    events::{FlowEventKind, FlowEvents},
-    flow::{Flow, Stop},
-    handshakes::Handshakes,
-    keeper,
+    engine::{
+        Engine,
+        events::{FlowEventKind, FlowEvents},
+        flow::{Flow, Stop},
+        ports::Ports,
+        purpose::Purpose,
+    },
+    keeping::{adoption, keeper, paths},
     leg::Leg,
-    paths,
-    ports::Ports,
-    purpose::Purpose,
+    passing::handshakes::Handshakes,
     refusal::Refusal,
-    relay::Relay,
     sync::lock,
-    ticker,
     types::{Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
 };
 use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair};

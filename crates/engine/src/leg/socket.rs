@@ -1,6 +1,6 @@
 //! The socket of a leg, in each of its states.
 
-use crate::live::Live;
+use crate::leg::live::Live;
 use std::{
     io, mem,
     os::fd::{AsFd, BorrowedFd, OwnedFd},

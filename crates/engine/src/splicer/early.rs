@@ -6,10 +6,9 @@
 //! and [`Splicer::connect`] returns it. What nobody takes is reset.
 
 use crate::{
-    connect::Behalf,
-    handshakes::Handshakes,
     leg::{Leg, opened::EarlyConnection},
-    splicer::Splicer,
+    passing::handshakes::Handshakes,
+    splicer::{Splicer, connect::Behalf},
     sync::lock,
 };
 use longsplice_datapath::{Handshake, Tpot, TpotAsking, TpotHandshake, Tuple, register};

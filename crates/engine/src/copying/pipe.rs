@@ -1,6 +1,6 @@
 //! Zero-copy relaying: `splice(2)` through a pipe, for flows that stay in control mode for good. Needs no privilege.
 
-use crate::{descriptors::are_scarce, leg::Leg};
+use crate::{engine::descriptors::are_scarce, leg::Leg};
 use longsplice_datapath::is_urgent;
 use nix::{
     errno::Errno,

@@ -1,7 +1,7 @@
 //! What the engine does when file descriptors run short: it has the keeper release parked
-//! flows, and lets accepts and connects wait for their sockets. See [`Descriptors`](crate::descriptors::Descriptors).
+//! flows, and lets accepts and connects wait for their sockets. See [`Descriptors`](crate::engine::descriptors::Descriptors).
 
-use crate::{engine::Engine, flow::KeeperMessage};
+use crate::engine::{Engine, flow::KeeperMessage};
 use nix::errno::Errno;
 use std::{
     io,

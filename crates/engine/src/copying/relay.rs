@@ -7,14 +7,16 @@ mod switching;
 mod tapped;
 
 use crate::{
+    copying::pump::Pump,
     core::{Action, Core, Event, State},
-    engine::{Engine, Listed},
-    events::FlowEventKind,
-    flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends},
-    holding::Holding,
+    engine::{
+        Engine, Listed,
+        events::FlowEventKind,
+        flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends},
+        purpose::{Purpose, report},
+    },
     leg::{Leg, parked::Parked},
-    pump::Pump,
-    purpose::{Purpose, report},
+    passing::holding::Holding,
     types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;

@@ -3,10 +3,12 @@
 
 use crate::{
     core::orphan::Found,
-    engine::Engine,
-    flow::Stop,
+    engine::{
+        Engine,
+        flow::Stop,
+        orphan::{Orphan, is_silent},
+    },
     lingering::LINGER,
-    orphan::{Orphan, is_silent},
     sync::lock,
     types::{EndReason, FlowState},
 };

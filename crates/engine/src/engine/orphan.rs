@@ -5,7 +5,7 @@ use crate::{
         Time,
         orphan::{self, Action, Event, Found, Watch},
     },
-    flow::stages,
+    engine::flow::stages,
     types::{EndReason, Ended, FlowState, FlowStatus},
 };
 use longsplice_datapath::{CommitOptions, Connection, Datapath, Pair, PathFlags, SwitchError, Tuple, monotonic};

@@ -1,10 +1,12 @@
 //! Listening sockets: [`BoundSocket`] and [`Listener`].
 
 use crate::{
-    early::{Permit, Pipeline},
     leg::{Leg, ip, opened::EarlyConnection},
     refusal::Refusal,
-    splicer::Splicer,
+    splicer::{
+        Splicer,
+        early::{Permit, Pipeline},
+    },
     sync::lock,
 };
 use longsplice_datapath::{Destinations, Tpot, TpotHandshake, accept, register, set_transparent};

@@ -2,8 +2,10 @@
 //! ([`Holding`]), and between two hosts' handshake and the first splice ([`FirstData`]).
 
 use crate::{
-    engine::Engine,
-    holder::{Hold, Holder},
+    engine::{
+        Engine,
+        holder::{Hold, Holder},
+    },
     leg::opened::HeldData,
     sync::lock,
 };

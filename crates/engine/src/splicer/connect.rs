@@ -1,12 +1,10 @@
 //! Connections to servers: their source addresses, and the records that the data path needs before their SYN leaves.
 
 use crate::{
-    leg::{Leg, ip},
-    live::Live,
-    ports::Usual,
+    engine::ports::Usual,
+    leg::{Leg, ip, live::Live},
     refusal::{self, Refusal},
-    splicer::Splicer,
-    ticker,
+    splicer::{Splicer, ticker},
 };
 use longsplice_datapath::{
     Datapath, ExpectError, ExpectedLeg, Handshake, Tuple, acknowledge_with_data, headers, set_hops,

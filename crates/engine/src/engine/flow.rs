@@ -3,9 +3,8 @@
 
 use crate::{
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
-    events::Announcer,
+    engine::{events::Announcer, purpose::Purpose},
     leg::parked::{Parked, Strays},
-    purpose::Purpose,
     sync::lock,
     types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
 };

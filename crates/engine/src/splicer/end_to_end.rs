@@ -1,13 +1,13 @@
 //! Listeners for connections whose hosts shake hands with each other: [`EndToEndListener`].
 
 use crate::{
-    handshakes::{self, Course, Opened, TransparentCounts},
-    holding::prepare,
-    leg::{Leg, opened::HeldData},
-    listener::Listener,
-    live::Live,
+    leg::{Leg, live::Live, opened::HeldData},
+    passing::{
+        handshakes::{self, Course, Opened, TransparentCounts},
+        holding::prepare,
+    },
     refusal::Refusal,
-    splicer::Splicer,
+    splicer::{Splicer, listener::Listener},
     sync::lock,
 };
 use longsplice_datapath::{Datapath, Tuple};
@@ -28,7 +28,8 @@ impl EndToEndListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Opened { legs, sockets, first, has_record } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        let Opened { legs, sockets, first, has_record } =
+            self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.engine().opened(&sockets.server);
         let mut client = leg(sockets.client, &legs.client)?;
         client.opened.first = first.map(|held| held as Box<dyn HeldData>);

@@ -6,13 +6,13 @@
 //! seven minutes. Releases do not wait for looks ([`Agenda`]), and happen early when descriptors run short.
 
 use crate::{
-    agenda::Agenda,
+    copying::relay::Relay,
     core::{Action, Event, Time, Why},
-    engine::Engine,
-    flow::{Flow, FlowOwner, KeeperMessage, Replaced, Stop, TICK},
-    guard::Guard,
-    relay::Relay,
-    sweeper::Sweeper,
+    engine::{
+        Engine,
+        flow::{Flow, FlowOwner, KeeperMessage, Replaced, Stop, TICK},
+    },
+    keeping::{agenda::Agenda, guard::Guard, sweeper::Sweeper},
     types::Command,
 };
 use longsplice_datapath::{Connection, Event as Told, EventKind, Events, monotonic};

@@ -1,6 +1,6 @@
 //! Makes spliced flows follow the network: a thread watches for changes, and has the data path update next hops.
 
-use crate::{engine::Engine, flow::KeeperMessage};
+use crate::engine::{Engine, flow::KeeperMessage};
 use longsplice_datapath::{Datapath, OpenError, Watch};
 use std::{
     collections::HashSet,

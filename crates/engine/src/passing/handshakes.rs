@@ -3,7 +3,7 @@
 //! transparent ones, between hosts that do not know of us, and whose addresses are not ours; and those of clients of a
 //! listening socket to a server of our choice. If a transparent one is spliced at once, it takes the identity path (bpf/path.h).
 
-use crate::{engine::Engine, holding::FirstData, sync::lock};
+use crate::{engine::Engine, passing::holding::FirstData, sync::lock};
 use longsplice_datapath::{
     Connection, Datapath, EndToEnd, ExpectError, Handshake, HandshakeSender, Pair, Repair, Segment, TransparentRoutes,
     Tuple, established_sockets, is_claimed, is_local, without_record,
@@ -575,7 +575,8 @@ impl Handshakes {
         if !self.half.get(&client).is_some_and(|half| half.is_completed_by(ack)) {
             return self.desert(d, ack);
         }
-        let Some(HalfOpen { answer: Some(Answer { sockets, first, segment }), server, .. }) = self.remove(&client) else {
+        let Some(HalfOpen { answer: Some(Answer { sockets, first, segment }), server, .. }) = self.remove(&client)
+        else {
             return;
         };
         let has_record = ack.connection().generation != Connection::NONE;

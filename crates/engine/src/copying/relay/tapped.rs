@@ -1,7 +1,7 @@
 //! Splices of tapped legs: where the copies of forwarded data begin and end.
 
 use super::Relay;
-use crate::{sync::lock, tap_reader, taps::Begin};
+use crate::{copying::tap_reader, sync::lock, taps::Begin};
 use longsplice_datapath::{Commit, FreezeOptions, Frozen, Half, Pair, Side, SwitchError, Switched};
 
 impl Relay {

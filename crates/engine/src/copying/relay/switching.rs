@@ -3,8 +3,8 @@
 use super::Relay;
 use crate::{
     core::{self, Action, Event},
-    holding::Holding,
     leg::Leg,
+    passing::holding::Holding,
     refusal::{self, Refusal},
     types::Trigger,
 };

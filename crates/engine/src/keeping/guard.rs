@@ -14,8 +14,10 @@
 //! | released | the kernel has told the hosts that there is no socket | ends |
 
 use crate::{
-    engine::Engine,
-    flow::{Flow, FlowOwner},
+    engine::{
+        Engine,
+        flow::{Flow, FlowOwner},
+    },
     types::Command,
 };
 use longsplice_datapath::{Datapath, Mended};

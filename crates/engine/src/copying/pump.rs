@@ -2,9 +2,9 @@
 //! at any byte. The [core](crate::core) says what is to be read.
 
 use crate::{
+    copying::pipe::Pipe,
     core::{Next, Stream},
     leg::Leg,
-    pipe::Pipe,
 };
 use bytes::{Buf, Bytes};
 use longsplice_datapath::{Pair, Side};

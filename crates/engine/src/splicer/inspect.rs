@@ -1,6 +1,12 @@
 //! One flow in detail, for `longsplice inspect` and `longsplice trace`.
 
-use crate::{flow::FlowOwner, orphan::Orphan, refusal::Refusal, splicer::Splicer, sync::lock, types::FlowStatus};
+use crate::{
+    engine::{flow::FlowOwner, orphan::Orphan},
+    refusal::Refusal,
+    splicer::Splicer,
+    sync::lock,
+    types::FlowStatus,
+};
 use longsplice_datapath::{Connection, Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
 use std::{
     io,
