@@ -103,7 +103,7 @@ fn proxy(
     let options = DatapathOptions { max_flows: 4096, ..options };
     let splicer = Splicer::open(&options.into()).expect("the data path opens: root, kernel 6.6, bpffs");
     let counted = runtime.block_on(async {
-        let server = Server::start(splicer.clone(), config).await.unwrap();
+        let server = Server::start(splicer.clone(), config, &[longsplice_proxy_http::open]).await.unwrap();
         ready.send(splicer.clone()).unwrap();
         stop.await.unwrap();
         server.stop_accepting();

@@ -12,7 +12,7 @@ use crate::{
 use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer, Tpot};
 use longsplice_proxy::{
-    Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
+    Config, ConfigError, ListenerConfig, Open, Prepared, Protocol, Server, Workers, access_log::LogFormat,
     limits::CONNECTIONS,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -31,6 +31,9 @@ use tokio::{
     task::spawn_blocking,
 };
 use tracing_subscriber::EnvFilter;
+
+/// The protocols that crates of their own serve. Those of the proxy itself need no row here.
+const SERVICES: [Open; 1] = [longsplice_proxy_http::open];
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
@@ -209,7 +212,7 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
     // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
-    let preparing = spawn_blocking(move || Prepared::new(config));
+    let preparing = spawn_blocking(move || Prepared::new(config, &SERVICES));
     let prepared = tokio::select! {
         prepared = preparing => prepared.map_err(io::Error::other)??,
         name = signals.until_told() => {

@@ -356,6 +356,25 @@ fn files_import_each_other_in_one_direction() {
     }
 }
 
+/// The crates of the product, from the bottom to the top. The proxy knows protocols with a crate of their own only as a `Service`.
+#[test]
+fn crates_depend_on_those_below() {
+    const FLOORS: [&str; 6] = ["datapath", "engine", "http", "proxy", "proxy-http", "longsplice"];
+    let mut up = Vec::new();
+    for (floor, of) in FLOORS.iter().enumerate() {
+        let path = format!("crates/{of}/Cargo.toml");
+        let text = fs::read_to_string(top().join(&path)).unwrap();
+        for line in text.lines().filter(|line| line.starts_with("longsplice")) {
+            let name = line.split(['.', ' ', '=']).next().unwrap();
+            let name = name.strip_prefix("longsplice-").unwrap_or(name);
+            if FLOORS.iter().position(|other| *other == name).is_some_and(|below| below >= floor) {
+                up.push(format!("{path}: {line}"));
+            }
+        }
+    }
+    none("crates that depend on what is above them", up);
+}
+
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }

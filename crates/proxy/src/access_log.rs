@@ -157,7 +157,7 @@ pub struct Record {
 
 /// What a flow, or an exchange of HTTP messages, has come to.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Outcome {
+pub struct Outcome {
     /// Number of the flow, or of the last one that carried a body.
     pub flow: Option<u64>,
     /// Bytes passed on, by the side that sent them.
@@ -228,7 +228,7 @@ impl Record {
     }
 
     /// Fills in the result of an exchange.
-    pub(crate) fn outcome(&mut self, of: Outcome) {
+    pub fn outcome(&mut self, of: Outcome) {
         self.carried(&of);
         (self.status, self.reply_rule, self.cache) = (of.status, of.reply_rule, of.cache);
     }

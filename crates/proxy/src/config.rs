@@ -18,10 +18,11 @@ pub mod tls;
 mod value;
 
 use crate::{
-    access::Rules, access_log::LogConfig, cache::CacheConfig, filter::Filter, limits::Limits,
-    proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target, users::Users,
+    access::Rules, access_log::LogConfig, filter::Filter, limits::Limits, proxy_protocol::ProxyProtocol, routes::Route,
+    secrets::is_trusted, target::Target, users::Users,
 };
 pub use asking::Asking;
+pub use cache::CacheConfig;
 use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake};
 pub use longsplice_http::forward::Forwarded;
 use plug::Plug;
@@ -228,15 +229,19 @@ pub(crate) struct Traits {
     /// A client whose connection fails has been sent the reason, and gets time to read it. Others believe that they are connected
     /// to the target, so they get a reset, as the target would send.
     pub answers: bool,
+    /// A row of the program's table of services has it.
+    pub is_service: bool,
 }
 
 impl Protocol {
     /// Returns what the protocol is. Besides this, a new one needs a step in `handshake()` of connection.rs.
     pub(crate) fn traits(&self) -> Traits {
-        let of = |name| Traits { name, guarded: false, binds: true, unread: false, answers: false };
+        let of = |name| Traits { name, guarded: false, binds: true, unread: false, answers: false, is_service: false };
         match self {
             Protocol::Socks5 { .. } => Traits { guarded: true, answers: true, ..of("socks5") },
-            Protocol::Http(http) => Traits { guarded: http.routes.is_empty(), answers: true, ..of("http") },
+            Protocol::Http(http) => {
+                Traits { guarded: http.routes.is_empty(), answers: true, is_service: true, ..of("http") }
+            }
             Protocol::Tls(tls) => Traits { guarded: tls.forwards(), answers: true, ..of("tls") },
             Protocol::Plug { .. } => Traits { unread: true, ..of("plug") },
             Protocol::Transparent => Traits { binds: false, ..of("transparent") },
@@ -349,7 +354,7 @@ impl ListenerConfig {
     }
 
     /// Returns what HTTP needs, if the listener reads it.
-    pub(crate) fn http(&self) -> Option<&Http> {
+    pub fn http(&self) -> Option<&Http> {
         if let Protocol::Http(http) = &self.protocol { Some(http) } else { None }
     }
 

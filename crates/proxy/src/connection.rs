@@ -11,7 +11,6 @@ use crate::{
     counters::Counters,
     fault::{Fault, Step},
     handshake_buffer::HandshakeBuffer,
-    http,
     onward::{Ready, Relayed, connect, linger, relay, write},
     socks::{self, SocksRequest},
     target::Target,
@@ -45,9 +44,8 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         Counters::add(&live.shared.counters.over_limit);
         return reset(&live, client);
     }
-    if let Some(http) = listener.http() {
-        // boxed, to keep the tasks of other protocols small
-        return Box::pin(http::serve(live, &front, http, (client, buffer.rest()))).await;
+    if let Some(handler) = &front.handler {
+        return handler.serve(live, &front, client, buffer.rest()).await;
     }
     let shared = &live.shared;
     let ready = handshake(shared, listener, (&mut client, buffer), &mut record);

@@ -1,41 +1,75 @@
 //! The context of a connection: the state shared by all, that shared by a listener, and the slot that the connection takes.
+//! Also what a protocol is that another crate serves ([`Service`]).
 
 use crate::{
     access_log::AccessLog,
-    cache::{self, Cache},
-    config::ListenerConfig,
-    counters::Counters,
+    config::{ListenerConfig, Protocol},
+    counters::{CounterValues, Counters},
     limits::{Counted, Full, Slot},
     own::Listening,
-    pool::{Pool, Upkeep},
     resolve::Resolver,
     tap_dir::TapDir,
     workers::{Loads, Seat},
 };
-use longsplice_engine::{Policy, Splicer};
+use bytes::Bytes;
+use longsplice_engine::{Leg, Policy, Splicer};
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
+    pin::Pin,
     sync::Arc,
+    time::Duration,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
+
+/// A protocol that a crate above this one serves, and all its listeners together. The program gives a table of such protocols
+/// to [`Prepared::new`](crate::Prepared::new), which opens what they need before the data path is touched.
+pub trait Service: Send + Sync {
+    /// Returns whether it serves this protocol.
+    fn serves(&self, protocol: &Protocol) -> bool;
+
+    /// Returns what serves the clients of such a listener.
+    fn handler(&self, listener: &ListenerConfig) -> Arc<dyn Handler>;
+
+    /// Starts what goes on beside connections, in the current runtime. The tasks are aborted with the server.
+    fn tend(&self, shared: &ServerContext) -> Vec<JoinHandle<()>>;
+
+    /// Fills in what it counts itself.
+    fn count(&self, values: &mut CounterValues);
+
+    /// Blocks until it has written what it has to keep, for `limit` at most.
+    fn flush(&self, limit: Duration);
+}
+
+/// Serves the clients of one listener.
+pub trait Handler: Send + Sync {
+    /// Serves an accepted connection to its end, with its lines in the access log. `read`: what was read from it so far.
+    fn serve<'a>(
+        &'a self,
+        live: Live,
+        front: &'a Front,
+        client: Leg,
+        read: Bytes,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+}
 
 /// State shared by all connections.
-pub(crate) struct ServerContext {
-    pub(crate) splicer: Splicer,
-    pub(crate) resolver: Resolver,
+pub struct ServerContext {
+    /// The engine.
+    pub splicer: Splicer,
+    /// Addresses of names.
+    pub resolver: Resolver,
     /// Listening sockets.
     pub(crate) listening: Listening,
     pub(crate) log: AccessLog,
-    pub(crate) counters: Arc<Counters>,
-    /// Pools by name.
-    pub(crate) pools: HashMap<String, Arc<Pool>>,
+    /// What happened so far.
+    pub counters: Arc<Counters>,
+    /// Protocols that other crates serve.
+    pub(crate) services: Vec<Arc<dyn Service>>,
     /// Tap directories by path.
     pub(crate) taps: HashMap<PathBuf, Arc<TapDir>>,
     pub(crate) loads: Loads,
-    /// Caches by directory.
-    pub(crate) caches: HashMap<PathBuf, Arc<Cache>>,
     /// Count of the connections of all listeners.
     pub(crate) all: Arc<Counted>,
     /// Count of the connections to servers whose clients are not accepted yet.
@@ -43,31 +77,20 @@ pub(crate) struct ServerContext {
     /// Number of live connections, which the end of the program waits for.
     pub(crate) live: watch::Sender<u64>,
     /// Whether no new work may begin.
-    pub(crate) stop: watch::Receiver<bool>,
-}
-
-impl ServerContext {
-    /// Returns the part that the tasks of pools need.
-    pub(crate) fn upkeep(&self) -> Upkeep {
-        Upkeep {
-            splicer: self.splicer.clone(),
-            resolver: self.resolver.clone(),
-            counters: self.counters.clone(),
-            stop: self.stop.clone(),
-        }
-    }
+    pub stop: watch::Receiver<bool>,
 }
 
 /// A listener: its configuration, and the count of its connections.
-pub(crate) struct Front {
-    pub(crate) listener: ListenerConfig,
+pub struct Front {
+    /// The configuration.
+    pub listener: ListenerConfig,
     /// Policy of the listener, shared by all its flows.
-    pub(crate) policy: Arc<Policy>,
+    pub policy: Arc<Policy>,
     /// Policy for bodies of HTTP messages, whose lengths are known.
-    pub(crate) bodies: Arc<Policy>,
+    pub bodies: Arc<Policy>,
     pub(crate) tap: Option<Arc<TapDir>>,
-    /// Cache, and the fingerprint of the filter that stored replies have passed.
-    pub(crate) cache: Option<(Arc<Cache>, Arc<str>)>,
+    /// What serves its clients, if another crate has its protocol.
+    pub(crate) handler: Option<Arc<dyn Handler>>,
     counted: Arc<Counted>,
 }
 
@@ -78,11 +101,9 @@ impl Front {
         let policy = Arc::new(listener.policy.clone());
         let bodies = Arc::new(listener.policy_of_bodies());
         let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
-        let cache = listener.http().and_then(|http| {
-            let cache = shared.caches.get(&http.cache.as_ref()?.dir)?;
-            Some((cache.clone(), cache::fingerprint(&http.filter)))
-        });
-        Front { listener, policy, bodies, tap, cache, counted }
+        let service = shared.services.iter().find(|service| service.serves(&listener.protocol));
+        let handler = service.map(|service| service.handler(&listener));
+        Front { listener, policy, bodies, tap, handler, counted }
     }
 
     /// Tells whether the listener's limit of connections is reached, from now on.
@@ -98,8 +119,9 @@ impl Front {
 }
 
 /// Counts a connection as live as long as it exists, even if its task is cancelled or it has none.
-pub(crate) struct Live {
-    pub(crate) shared: Arc<ServerContext>,
+pub struct Live {
+    /// The state shared by all connections.
+    pub shared: Arc<ServerContext>,
     slots: [Slot; 2],
     /// The relay has it, as long as the flow is not spliced.
     pub(crate) seat: Option<Seat>,

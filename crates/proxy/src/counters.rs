@@ -1,6 +1,9 @@
 //! Counters of the server.
 
-use crate::{access::Denied, cache::CacheValues, fault::Fault};
+pub mod cache;
+
+use crate::{access::Denied, fault::Fault};
+use cache::CacheValues;
 use nix::unistd::{SysconfVar, sysconf};
 use serde::Serialize;
 use std::{
@@ -14,8 +17,8 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Live counters.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters {
-            $(pub(crate) $name: AtomicU64,)*
+        pub struct Counters {
+            $($(#[$doc])* pub $name: AtomicU64,)*
         }
 
         /// A snapshot of the counters.
@@ -137,11 +140,13 @@ pub(crate) fn tcp_memory() -> Option<u64> {
 }
 
 impl Counters {
-    pub(crate) fn add(counter: &AtomicU64) {
+    /// Counts one more.
+    pub fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn fault(&self, fault: &Fault) {
+    /// Counts a connection or request that was not relayed.
+    pub fn fault(&self, fault: &Fault) {
         Counters::add(match fault {
             Fault::BadRequest(_) => &self.bad_requests,
             Fault::AuthFailed { .. } => &self.auth_failed,

@@ -24,7 +24,7 @@ const STAGGER: Duration = Duration::from_millis(250);
 
 /// Connects to `target` on behalf of `client`, if `rules` allow the request and it does not lead back to the listener. `at`: the
 /// address, where it is not the resolver that knows it.
-pub(crate) async fn dial(
+pub async fn dial(
     shared: &ServerContext,
     listener: &ListenerConfig,
     rules: &Rules,

@@ -111,18 +111,21 @@ struct Candidate {
 
 /// Decision on a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FilterDecision {
+pub enum FilterDecision {
     /// Allowed by the rule of this number, from 1, or because no rule matches.
     Allowed(Option<usize>),
     /// Denied by the rule of this number, from 1.
     Denied(usize),
-    /// Undecided. `hold`: the first bytes of the body may decide.
-    Open { hold: bool },
+    /// Undecided.
+    Open {
+        /// The first bytes of the body may decide.
+        hold: bool,
+    },
 }
 
 /// State of the filter for one reply.
 #[derive(Debug)]
-pub(crate) struct ReplyFilter {
+pub struct ReplyFilter {
     filter: Arc<Filter>,
     open: Vec<Candidate>,
     /// Number of content bytes so far.

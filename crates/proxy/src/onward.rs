@@ -8,11 +8,13 @@ use crate::{
     counters::Counters,
     dial::dial,
     fault::Fault,
-    pool::Lease,
     target::Target,
 };
 use longsplice_engine::{FlowInfo, Leftovers, Leg, LegOfProxy};
-use std::time::{Duration, Instant};
+use std::{
+    any::Any,
+    time::{Duration, Instant},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
@@ -22,24 +24,28 @@ use tokio::{
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024;
 /// Time that a client has to acknowledge what was written before its connection is reset: some round trips.
-pub(crate) const DELIVER: Duration = Duration::from_secs(5);
+pub const DELIVER: Duration = Duration::from_secs(5);
 
 /// Result of a handshake, for the relay.
-pub(crate) struct Ready {
+pub struct Ready {
+    /// The server's leg.
     pub server: Leg,
+    /// Bytes that were read too early.
     pub left: Leftovers,
 }
 
 /// State of a connection while it is relayed; small, because there may be a million of them.
-pub(crate) struct Relayed {
+pub struct Relayed {
+    /// Counts the connection.
     pub live: Live,
+    /// When it was accepted.
     pub started: Instant,
-    /// Lease on a server of a pool, if the connection has one.
-    pub lease: Option<Lease>,
+    /// What it occupies up to its end, such as a server of a pool.
+    pub lease: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// Connects to the target, if the rules of the listener allow it.
-pub(crate) async fn connect(
+pub async fn connect(
     shared: &ServerContext,
     listener: &ListenerConfig,
     client: &Leg,
@@ -70,7 +76,7 @@ pub(crate) async fn connect_under(
 }
 
 /// Hands both legs to the engine. The log line is written when the connection has ended.
-pub(crate) fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready, record: Record) {
+pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     client.until_parked(relayed.live.seat.take());
     Counters::add(&shared.counters.relayed);
@@ -99,7 +105,7 @@ fn exact(text: String) -> String {
 
 /// Closes such that the client can read our last message: closing with unread data sends a reset, which discards what
 /// the socket still holds of the message (RFC 9293, 3.6.1; RFC 2525, 2.17).
-pub(crate) async fn linger(client: &mut Leg) {
+pub async fn linger(client: &mut Leg) {
     let drain = async {
         if client.shutdown().await.is_err() {
             return;
@@ -119,7 +125,7 @@ pub(crate) async fn linger(client: &mut Leg) {
 }
 
 /// Writes the log line of a connection or request that has ended.
-pub(crate) fn write(live: &Live, mut record: Record, started: Instant) {
+pub fn write(live: &Live, mut record: Record, started: Instant) {
     record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     live.shared.log.write(record);
 }

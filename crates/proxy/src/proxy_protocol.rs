@@ -68,7 +68,7 @@ pub enum HeaderError {
 }
 
 /// Says so if a request cannot be read because it begins with a header that is not expected. `seen`: what has arrived of it.
-pub(crate) fn explained(seen: &[u8], fault: Fault) -> Fault {
+pub fn explained(seen: &[u8], fault: Fault) -> Fault {
     let begins = |with: &[u8]| seen.starts_with(with) || (seen.len() > 4 && with.starts_with(seen));
     match fault {
         Fault::BadRequest(why) if begins(v2::PROTOCOL_PREFIX) || begins(b"PROXY ") => Fault::BadRequest(format!(

@@ -62,7 +62,7 @@ type Told = watch::Receiver<Option<Result<Arc<[IpAddr]>, Arc<io::Error>>>>;
 
 /// Resolver of names. Clones share what is remembered and the limit of look-ups.
 #[derive(Clone)]
-pub(crate) struct Resolver(Arc<Inner>);
+pub struct Resolver(Arc<Inner>);
 
 struct Inner {
     look_up: Box<LookUp>,
@@ -151,7 +151,7 @@ impl Resolver {
     }
 
     /// Returns the addresses of `target`, at least one, with alternating families.
-    pub(crate) async fn resolve(&self, target: &Target, limit: Duration) -> Result<Vec<SocketAddr>, Fault> {
+    pub async fn resolve(&self, target: &Target, limit: Duration) -> Result<Vec<SocketAddr>, Fault> {
         let name = match &target.host {
             Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, target.port)]),
             Host::Name(name) => name,

@@ -3,16 +3,14 @@
 use crate::{
     access::Subject,
     access_log::{AccessLog, Record},
-    cache::{Cache, CacheValues},
     complaints::Complaints,
     config::{Config, Http, ListenerConfig, Protocol, pool::PoolConfig},
     connection,
-    context::{Front, Live, ServerContext},
+    context::{Front, Live, ServerContext, Service},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
     own::{Listening, is_own},
     plug,
-    pool::Pool,
     resolve::Resolver,
     start_error::StartError,
     tap_dir::TapDir,
@@ -57,6 +55,9 @@ pub struct Server {
     tpot: Option<Arc<Tpot>>,
 }
 
+/// Opens a protocol of another crate, for those of its listeners that the configuration has.
+pub type Open = fn(&Config) -> Result<Arc<dyn Service>, StartError>;
+
 /// All resources of a server except the data path: missing ones are noticed before the data path is touched.
 pub struct Prepared {
     config: Config,
@@ -64,17 +65,17 @@ pub struct Prepared {
     sockets: Vec<Option<BoundSocket>>,
     log: AccessLog,
     taps: HashMap<PathBuf, Arc<TapDir>>,
-    caches: HashMap<PathBuf, Arc<Cache>>,
+    services: Vec<Arc<dyn Service>>,
 }
 
 impl Prepared {
-    /// Binds all listeners, and opens the log, tap directories and caches. Fails if any of them cannot be had.
-    pub fn new(config: Config) -> Result<Prepared, StartError> {
+    /// Binds all listeners, and opens the log, tap directories and services. Fails if any of them cannot be had.
+    pub fn new(config: Config, services: &[Open]) -> Result<Prepared, StartError> {
         let places = config.places.clone();
-        Prepared::open(config).map_err(|e| e.at(&places))
+        Prepared::open(config, services).map_err(|e| e.at(&places))
     }
 
-    fn open(config: Config) -> Result<Prepared, StartError> {
+    fn open(config: Config, services: &[Open]) -> Result<Prepared, StartError> {
         if config.listeners.is_empty() {
             return Err(StartError::NoListener);
         }
@@ -92,15 +93,12 @@ impl Prepared {
                 taps.insert(dir.clone(), Arc::new(tap));
             }
         }
-        let mut caches = HashMap::new();
-        for config in config.listeners.iter().filter_map(ListenerConfig::cache) {
-            if !caches.contains_key(&config.dir) {
-                let cache = Cache::open(config);
-                let cache = cache.map_err(|source| StartError::Cache { dir: config.dir.clone(), source })?;
-                caches.insert(config.dir.clone(), Arc::new(cache));
-            }
+        let services = services.iter().map(|open| open(&config)).collect::<Result<Vec<_>, _>>()?;
+        let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
+        match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
+            Some(missing) => Err(StartError::NotServed(missing.name())),
+            None => Ok(Prepared { config, sockets, log, taps, services }),
         }
-        Ok(Prepared { config, sockets, log, taps, caches })
     }
 
     /// Returns the configuration.
@@ -110,7 +108,7 @@ impl Prepared {
 
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
-        let Prepared { config, sockets, log, taps, caches } = self;
+        let Prepared { config, sockets, log, taps, services } = self;
         let loads = workers.loads();
         let tpot = tpot::open(&config)?;
         let mut bound = Vec::new();
@@ -134,10 +132,9 @@ impl Prepared {
             listening: listening(&bound),
             log,
             counters: Arc::default(),
-            pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
+            services,
             taps,
             loads,
-            caches,
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             early: Counted::new(u32::MAX, u32::MAX),
             live: watch::Sender::new(0),
@@ -145,7 +142,7 @@ impl Prepared {
         });
         log_recovered(&shared);
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
-        server.tend(&bound);
+        server.tend(&config.pools, &bound);
         for (number, (source, listener)) in bound.into_iter().enumerate() {
             server.serve(number, source, listener)?;
         }
@@ -169,18 +166,15 @@ fn log_recovered(shared: &Arc<ServerContext>) {
 
 impl Server {
     /// Starts what goes on beside all connections: tunnels, names and the health of servers.
-    fn tend(&mut self, bound: &[(Source, ListenerConfig)]) {
+    fn tend(&mut self, pools: &[PoolConfig], bound: &[(Source, ListenerConfig)]) {
         let shared = self.shared.clone();
         let runtime = shared.loads.runtime(0);
         let tunnels = |tpot| tpot::tend(Arc::downgrade(tpot), Some(shared.splicer.clone()));
         self.tasks.extend(self.tpot.as_ref().map(|tpot| runtime.spawn(tunnels(tpot))));
-        let upkeep = shared.upkeep();
-        for name in names(shared.pools.values().map(|p| &p.config), bound.iter().map(|(_, listener)| listener)) {
+        for name in names(pools.iter(), bound.iter().map(|(_, listener)| listener)) {
             self.tasks.push(runtime.spawn(shared.resolver.clone().follow(name)));
         }
-        for pool in shared.pools.values() {
-            self.tasks.extend(pool.tend(&upkeep));
-        }
+        self.tasks.extend(shared.services.iter().flat_map(|service| service.tend(&shared)));
     }
 
     /// Starts to serve the clients of a listener. `number`: index of its worker.
@@ -221,8 +215,8 @@ impl Server {
     }
 
     /// Binds all listeners and starts to serve in the current runtime.
-    pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
-        Prepared::new(config)?.start(&Workers::here(), splicer).await
+    pub async fn start(splicer: Splicer, config: Config, services: &[Open]) -> Result<Server, StartError> {
+        Prepared::new(config, services)?.start(&Workers::here(), splicer).await
     }
 
     /// Returns the listening addresses in the order of the configuration, with the ports that the kernel chose.
@@ -253,7 +247,7 @@ impl Server {
         let flush = move || {
             shared.log.flush(FLUSH);
             shared.taps.values().for_each(|t| t.flush(FLUSH));
-            shared.caches.values().for_each(|c| c.flush(FLUSH));
+            shared.services.iter().for_each(|service| service.flush(FLUSH));
         };
         let _ = tokio::task::spawn_blocking(flush).await;
         *self.shared.live.borrow()
@@ -277,7 +271,7 @@ impl Server {
         let paths = self.shared.splicer.path_changes();
         let conntrack = self.shared.splicer.conntrack_counts();
         let values = self.shared.counters.values();
-        CounterValues {
+        let mut values = CounterValues {
             live: *self.shared.live.borrow(),
             tcp_memory: tcp_memory().unwrap_or(0),
             denied: values.denied + transparent.denied,
@@ -296,9 +290,10 @@ impl Server {
             tap_gap_bytes: sum(|t| t.counts().gaps),
             tap_doubt_bytes: sum(|t| t.counts().doubts),
             tap_errors: sum(TapDir::errors),
-            cache: self.shared.caches.values().fold(CacheValues::default(), |sum, cache| sum.and(&cache.values())),
             ..values
-        }
+        };
+        self.shared.services.iter().for_each(|service| service.count(&mut values));
+        values
     }
 
     /// Returns for each listener the number of spliced flows, and of the others by reason.

@@ -12,6 +12,9 @@ pub enum StartError {
         "no listener: add a [[listener]] to the configuration, or --socks5, --http, --tls or --plug to the command line"
     )]
     NoListener,
+    /// The program's table of services lacks the protocol of a listener.
+    #[error("protocol {0}: this program does not serve it")]
+    NotServed(&'static str),
     /// An address cannot be listened on.
     #[error("cannot listen on {addr}: {source}{}", cure(source, addr.port()))]
     Listen {

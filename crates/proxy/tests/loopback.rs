@@ -164,11 +164,11 @@ async fn all_listeners_or_none() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let taken = held.local_addr().unwrap();
     let config = Config::from_args(&[free.to_string(), taken.to_string()], &[], &[], &[]).unwrap();
-    let e = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.err().unwrap();
+    let e = Server::start(Splicer::copying(Refusal::Unprivileged), config, crate::SERVICES).await.err().unwrap();
     assert!(matches!(&e, StartError::Listen { addr, .. } if *addr == taken), "{e}");
     assert!(e.to_string().contains("another program listens there"), "{e}");
     assert!(TcpStream::connect(free).await.is_err());
-    let none = Server::start(Splicer::copying(Refusal::Unprivileged), Config::default()).await;
+    let none = Server::start(Splicer::copying(Refusal::Unprivileged), Config::default(), crate::SERVICES).await;
     assert!(matches!(none, Err(StartError::NoListener)));
 }
 
@@ -176,7 +176,7 @@ async fn all_listeners_or_none() {
 async fn a_log_that_cannot_be_opened() {
     let text = "log.file = \"/nowhere/log\"\n[[listener]]\nprotocol = \"socks5\"\nlisten = \"127.0.0.1:0\"";
     let config = Config::from_toml(text, Path::new("x")).unwrap();
-    let e = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.err().unwrap();
+    let e = Server::start(Splicer::copying(Refusal::Unprivileged), config, crate::SERVICES).await.err().unwrap();
     assert!(e.to_string().starts_with("x:1:12: cannot open the access log /nowhere/log: "), "{e}");
 }
 

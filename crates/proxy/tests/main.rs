@@ -1,10 +1,8 @@
-//! All integration tests of this crate, a module for each subject.
+//! All integration tests of this crate, a module for each subject. Those of HTTP are in its own crate.
 
-mod cache;
-mod filter;
-mod http;
 mod loopback;
-mod proxy_protocol;
 mod proxying;
-mod reverse;
 mod tls;
+
+/// What the servers of these tests serve beside the protocols of this crate.
+const SERVICES: &[longsplice_proxy::Open] = &[];

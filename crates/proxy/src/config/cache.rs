@@ -1,7 +1,6 @@
 //! The cache of an HTTP listener, from the TOML file.
 
 use super::{ConfigError, ListenerConfig, source::SourceFile};
-use crate::cache::CacheConfig;
 use serde::Deserialize;
 use std::{ops::Range, path::PathBuf};
 use toml::Spanned;
@@ -10,6 +9,17 @@ use toml::Spanned;
 const SIZE: u64 = 1 << 30;
 /// Minimum of the maximum size in bytes: a smaller cache is useless.
 const SIZE_MIN: u64 = 1 << 20;
+
+/// Location and size of a listener's cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Directory of the cache.
+    pub dir: PathBuf,
+    /// Maximum size on the disk, in bytes.
+    pub size: u64,
+    /// Maximum size of a stored body, in bytes.
+    pub object: u64,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

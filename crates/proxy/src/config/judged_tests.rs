@@ -121,11 +121,12 @@ fn what_would_bypass_tunnels() {
     let tpot = "[[listener]]\nprotocol = \"tpot\"\nlisten = \"0.0.0.0:80\"\n";
     refused(&format!("xdp = \"eth0\"\n{tpot}"), "1:7", "remove xdp and peer");
     refused(&format!("devices = \"eth0\"\npeer = [\"v0\"]\n{tpot}"), "2:8", "remove xdp and peer");
-    let e = crate::Prepared::new({
+    let config = {
         let mut config = read(tpot).unwrap();
         config.engine.datapath.xdp = vec!["eth0".into()]; // --xdp
         config
-    });
+    };
+    let e = crate::Prepared::new(config, &[]);
     assert!(e.err().unwrap().to_string().contains("would bypass the tunnels"));
 }
 
@@ -173,15 +174,12 @@ fn a_file_in_another_encoding() {
 
 #[test]
 fn what_fails_at_the_start_has_a_place() {
-    let at_start = |text: &str| crate::Prepared::new(read(text).unwrap()).err().unwrap().to_string();
+    let at_start = |text: &str| crate::Prepared::new(read(text).unwrap(), &[]).err().unwrap().to_string();
     let socks = SOCKS.replace(":1080", ":0");
     let log = at_start(&format!("log.file = \"/nowhere/log\"\n{socks}"));
     assert!(log.starts_with("/etc/l.toml:1:12: cannot open the access log /nowhere/log: "), "{log}");
     let tap = at_start(&format!("{socks}tap = \"/proc/taps\""));
     assert!(tap.starts_with("/etc/l.toml:4:7: cannot write taps into /proc/taps: "), "{tap}");
-    let http = socks.replace("socks5", "http");
-    let cache = at_start(&format!("{http}cache = {{ dir = \"/proc/cache\" }}"));
-    assert!(cache.starts_with("/etc/l.toml:4:9: cannot keep a cache in /proc/cache: "), "{cache}");
     let listen = at_start("[[listener]]\nprotocol = \"socks5\"\nlisten = \"192.0.2.1:1\"");
     assert!(listen.starts_with("/etc/l.toml:3:10: cannot listen on 192.0.2.1:1: "), "{listen}");
     let sources = read("source = [\"192.0.2.1\", \"192.0.2.2\"]").unwrap().places;

@@ -1,9 +1,4 @@
-//! A server with one listener on the loopback device, and its access log.
-
-// Each test file uses what it needs.
-
-pub mod member;
-pub mod origin;
+//! A server with one listener on the loopback device, and its access log. The tests of proxy-http use it, too.
 
 use longsplice_engine::{Refusal, Splicer};
 use longsplice_proxy::{Config, Server};
@@ -38,7 +33,7 @@ impl Proxy {
              [[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{address}:0\"\n{more}"
         );
         let config = Config::from_toml(&text, &dir.path().join("longsplice.toml")).unwrap();
-        let server = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.unwrap();
+        let server = Server::start(Splicer::copying(Refusal::Unprivileged), config, crate::SERVICES).await.unwrap();
         Proxy { server, dir }
     }
 
@@ -67,11 +62,6 @@ impl Proxy {
         let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
         text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
-}
-
-/// Without what we add to replies that have no `Date`.
-pub fn undated(replies: &str) -> String {
-    replies.split_inclusive("\r\n").filter(|line| !line.starts_with("Date: ")).collect()
 }
 
 /// An address that refuses connections. It is held for as long as the process lives, or another test might be given it.

@@ -56,3 +56,8 @@ impl Origin {
         format!("http://{}{path}", self.addr)
     }
 }
+
+/// Without what we add to replies that have no `Date`.
+pub fn undated(replies: &str) -> String {
+    replies.split_inclusive("\r\n").filter(|line| !line.starts_with("Date: ")).collect()
+}

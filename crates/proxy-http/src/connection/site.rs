@@ -13,13 +13,13 @@ use super::{
     forward_request::{RoutedRequest, To},
     no_trace, wrong,
 };
-use crate::{
+use longsplice_http::{Authority, Form, Request, path};
+use longsplice_proxy::{
     access_log::Record,
     fault::Fault,
     routes,
     target::{Host, Target},
 };
-use longsplice_http::{Authority, Form, Request, path};
 
 /// What a request asks of a server.
 struct Asked {
@@ -46,7 +46,7 @@ impl Row<'_> {
             routes::find(&self.http.routes, host.as_ref(), path.as_deref().unwrap_or("/")).ok_or_else(no_route)?;
         record.route = Some(format!("{number}:{}", route.pool));
         let lost = || (Fault::NoServer(route.pool.clone()), 503);
-        let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
+        let pool = self.of.pools.get(&route.pool).ok_or_else(lost)?;
         let key = pool.key(request, self.client.leg.source().ip());
         let routed = RoutedRequest { request, site, path, user: None, to: To::Pool(pool.clone(), key) };
         let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);

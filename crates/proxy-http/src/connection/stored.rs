@@ -9,15 +9,13 @@ use super::{
     forward_request::{RoutedRequest, To},
     host,
 };
-use crate::{
-    access_log::Record,
-    cache::{Count, Fetch, Found, Meta, Question},
-};
+use crate::cache::{Count, Fetch, Found, Meta, Question};
 use longsplice_http::{
     Form, Request, Response,
     forward::{self, Back},
     reply::Reply,
 };
+use longsplice_proxy::access_log::Record;
 use std::{io, sync::Arc, time::SystemTime};
 use tokio::time::timeout;
 
@@ -29,7 +27,7 @@ impl Row<'_> {
         record: &mut Record,
     ) -> Result<Next, Option<Box<Fetch>>> {
         let request = routed.request;
-        let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &routed.to) else { return Err(None) };
+        let (Some((cache, filter)), To::Target(target)) = (&self.of.cache, &routed.to) else { return Err(None) };
         let url = match &request.form {
             Form::Absolute(_, path) | Form::Origin(path) => format!("http://{}{path}", host(target)),
             Form::Authority(_) | Form::Asterisk => return Err(None),
@@ -98,7 +96,7 @@ impl Row<'_> {
         (count, word): (Count, &'static str),
         record: &mut Record,
     ) -> Option<Next> {
-        let (cache, _) = self.front.cache.as_ref()?;
+        let (cache, _) = self.of.cache.as_ref()?;
         let found = Arc::new(found);
         let (meta, length) = (&found.stored.meta, found.stored.length);
         let known = meta.is_known(request);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 const MEMORY: u32 = 16;
 
 /// Whether replies of a server tend to be long enough for a splice. A server with long replies gets a small window, so that little
-/// is sent before the splice ([`Stream::limit`](crate::http_stream::Stream::limit)). Replies that are copied would be slower with it.
+/// is sent before the splice ([`Stream::limit`](crate::stream::Stream::limit)). Replies that are copied would be slower with it.
 #[derive(Debug)]
 pub(crate) struct Habit {
     /// Number of replies since the last long one.

@@ -4,7 +4,7 @@
 //! next request after that is a trial: it brings the server back, or takes it out again. Checks, if configured, take a
 //! server down after `fall` consecutive failures, and bring it up after `rise` consecutive good results. It starts up.
 
-use crate::config::pool::HealthLimits;
+use longsplice_proxy::config::pool::HealthLimits;
 use std::time::Instant;
 
 /// A change of state, as seen by requests or by checks.

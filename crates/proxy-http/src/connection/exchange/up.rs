@@ -1,8 +1,8 @@
 //! The request, from client to server.
 
 use super::{Broken, Cut, End, Exchange, bad_request, is_to_come, is_worth, write_head};
-use crate::access_log::Outcome;
 use longsplice_http::{Body, Wrong};
+use longsplice_proxy::access_log::Outcome;
 use std::{
     io,
     task::{Context, Poll, ready},

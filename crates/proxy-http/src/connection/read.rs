@@ -1,11 +1,11 @@
 //! Waits for a request within the time limits.
 
 use super::Row;
-use crate::{
+use longsplice_http::{Kind, Request, Scan, Wrong};
+use longsplice_proxy::{
     fault::{Fault, Step},
     proxy_protocol,
 };
-use longsplice_http::{Kind, Request, Scan, Wrong};
 use std::time::Instant;
 
 impl Row<'_> {

@@ -1,7 +1,10 @@
 //! The PROXY protocol over real sockets on the loopback device: headers that come in pieces, what becomes of the
 //! addresses, and HAProxy on either side. Of Debian: haproxy, curl.
 
-use crate::proxying::{LIMIT, OPEN, Proxy, closed, member::Member};
+use crate::{
+    member::Member,
+    proxying::{LIMIT, OPEN, Proxy, closed},
+};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use std::{io::ErrorKind, net::SocketAddr, os::fd::AsRawFd, process::Stdio};
 use tempfile::TempDir;

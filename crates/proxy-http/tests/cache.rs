@@ -1,7 +1,10 @@
 //! The cache of a forward proxy, with servers on the loopback device that say exactly what a test wants, and no more often.
 
-use crate::proxying::{LIMIT, OPEN, Proxy, origin::Origin};
-use longsplice_proxy::CacheValues;
+use crate::{
+    origin::Origin,
+    proxying::{LIMIT, OPEN, Proxy},
+};
+use longsplice_proxy::counters::cache::CacheValues;
 use std::{fs::OpenOptions, io::ErrorKind, os::unix::fs::FileExt, path::PathBuf, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -18,15 +18,19 @@ mod index;
 mod policy;
 mod writer;
 
-use crate::filter::Filter;
 pub(crate) use file::Stored;
 use index::{Index, Key};
 use longsplice_engine::{Tap, TapReader, Taps};
 use longsplice_http::{Body, Framing, Response};
+pub(crate) use longsplice_proxy::counters::cache::Count;
+use longsplice_proxy::{
+    config::CacheConfig,
+    counters::cache::{CacheValues, Counts},
+    filter::Filter,
+};
 use nix::fcntl::{Flock, FlockArg};
 use policy::{Fit, digest};
 pub(crate) use policy::{Meta, Question};
-use serde::Serialize;
 use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
@@ -34,10 +38,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, RwLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, RwLock, atomic::Ordering::Relaxed},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -48,84 +49,6 @@ use writer::Writer;
 const WAITING: usize = 64 << 20;
 /// Number of replies stored at the same time; each takes a descriptor and a block of memory.
 const FILLS: usize = 256;
-
-/// Location and size of a listener's cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CacheConfig {
-    /// Directory of the cache.
-    pub dir: PathBuf,
-    /// Maximum size on the disk, in bytes.
-    pub size: u64,
-    /// Maximum size of a stored body, in bytes.
-    pub object: u64,
-}
-
-macro_rules! counts {
-    ($($(#[$doc:meta])* $count:ident $name:ident,)*) => {
-        /// Counted events.
-        #[derive(Debug, Clone, Copy)]
-        pub(crate) enum Count {
-            $($count,)*
-        }
-
-        /// Counters of caches.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        pub struct CacheValues {
-            /// Replies stored now.
-            pub cache_entries: u64,
-            /// Bytes on the disk, including replies that are being stored.
-            pub cache_bytes: u64,
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl CacheValues {
-            fn new(entries: u64, bytes: u64, counts: &Counts) -> CacheValues {
-                let of = |count: Count| counts[count as usize].load(Relaxed);
-                CacheValues { cache_entries: entries, cache_bytes: bytes, $($name: of(Count::$count),)* }
-            }
-
-            /// Returns the sum of two caches.
-            pub(crate) fn and(self, other: &CacheValues) -> CacheValues {
-                CacheValues {
-                    cache_entries: self.cache_entries + other.cache_entries,
-                    cache_bytes: self.cache_bytes + other.cache_bytes,
-                    $($name: self.$name + other.$name,)*
-                }
-            }
-        }
-    };
-}
-
-counts! {
-    /// Requests answered from the disk.
-    Hits cache_hits,
-    /// Requests that could have been answered from the disk, and went to their server.
-    Misses cache_misses,
-    /// Requests answered from the disk after the server confirmed that the stored reply is still valid.
-    Revalidated cache_revalidated,
-    /// Replies stored.
-    Stored cache_stored,
-    /// Replies removed to make room.
-    Evicted cache_evicted,
-    /// Replies removed because a request may have changed their resource, or because their server did not confirm them.
-    Invalidated cache_invalidated,
-    /// Damaged files that were removed.
-    Damaged cache_damaged,
-    /// Replies not stored because the tap lost bytes.
-    Gap cache_dropped_gap,
-    /// Replies not stored because the receiver may have got other bytes than the tap.
-    Doubt cache_dropped_doubt,
-    /// Replies not stored because they were cut off, or invalidated while they were stored.
-    Cut cache_dropped_cut,
-    /// Replies not stored because of a disk error.
-    Disk cache_dropped_disk,
-    /// Replies not stored because they were too large.
-    Large cache_dropped_large,
-    /// Replies not stored because another one was being stored for the same URL, or too many in total.
-    Busy cache_dropped_busy,
-}
-
-type Counts = [AtomicU64; Count::Busy as usize + 1];
 
 #[derive(Debug)]
 pub(crate) struct Cache {

@@ -18,12 +18,8 @@ mod down;
 mod up;
 
 use crate::{
-    access::Denied,
-    access_log::Outcome,
     cache::{Fetch, Fill, Meta},
-    config::Http,
-    fault::Fault,
-    http_stream::Stream,
+    stream::Stream,
 };
 use down::Down;
 use longsplice_engine::{
@@ -31,6 +27,7 @@ use longsplice_engine::{
     Splicer,
 };
 use longsplice_http::{Body, Request, Wrong};
+use longsplice_proxy::{access::Denied, access_log::Outcome, config::Http, fault::Fault};
 use std::{
     io,
     sync::Arc,

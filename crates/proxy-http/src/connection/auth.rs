@@ -1,8 +1,8 @@
 //! Basic authentication (RFC 7617) in `Proxy-Authorization`.
 
-use crate::{fault::Fault, socks5::Credentials, users::Users};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use longsplice_http::Fields;
+use longsplice_proxy::{fault::Fault, socks5::Credentials, users::Users};
 
 /// Value of `Proxy-Authenticate`.
 pub(crate) const CHALLENGE: &str = "Basic realm=\"longsplice\", charset=\"UTF-8\"";

@@ -17,21 +17,23 @@ use super::{
     host, status_of,
 };
 use crate::{
-    access::{Rules, Subject},
-    access_log::Record,
     cache::Fetch,
-    counters::Counters,
-    dial::dial,
-    fault::{Fault, Step},
-    http_stream::Stream,
-    onward::connect,
     pool::{Lease, Pool},
-    target::Target,
+    stream::Stream,
 };
 use longsplice_engine::{FlowInfo, LegOfProxy, Refusal, SpliceWhen};
 use longsplice_http::{
     Request,
     forward::{self, Onward},
+};
+use longsplice_proxy::{
+    access::{Rules, Subject},
+    access_log::Record,
+    counters::Counters,
+    dial::dial,
+    fault::{Fault, Step},
+    onward::connect,
+    target::Target,
 };
 use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
 

@@ -18,25 +18,27 @@ mod read;
 mod site;
 mod stored;
 
-use crate::{
-    access_log::Record,
-    config::Http,
-    context::{Front, Live, ServerContext},
-    counters::Counters,
-    fault::{Fault, Step},
-    habit::Habit,
-    http_stream::Stream,
-    onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
-    target::{Host, Target},
-};
+use crate::{cache::Cache, habit::Habit, pool::Pool, stream::Stream};
 use alarm::Alarm;
 use bytes::Bytes;
 use forward_request::{Held, RoutedRequest, To};
 use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
+use longsplice_proxy::{
+    access_log::Record,
+    config::Http,
+    context::{Front, Live, ServerContext},
+    counters::Counters,
+    fault::{Fault, Step},
+    onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
+    target::{Host, Target},
+};
 use std::{
+    any::Any,
+    collections::HashMap,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tokio::time::timeout;
@@ -44,11 +46,20 @@ use tokio::time::timeout;
 /// Default port of `http` (RFC 9110, 4.2.1).
 const PORT: u16 = 80;
 
+/// What a listener needs beside its configuration.
+pub(crate) struct HttpListener {
+    /// Pools by name.
+    pub pools: Arc<HashMap<String, Arc<Pool>>>,
+    /// Cache, and the fingerprint of the filter that stored replies have passed.
+    pub cache: Option<(Arc<Cache>, Arc<str>)>,
+}
+
 /// A client's connection, with its sequence of requests.
 struct Row<'a> {
     live: Live,
     front: &'a Front,
     http: &'a Http,
+    of: &'a HttpListener,
     client: Stream,
     /// Connection to the last server.
     server: Option<Held>,
@@ -77,7 +88,7 @@ enum Next {
 }
 
 /// Serves one connection. `read`: the bytes read from it so far.
-pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read): (Leg, Bytes)) {
+pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpListener), (client, read): (Leg, Bytes)) {
     let client = Stream::with(client, &read);
     let shared = live.shared.clone();
     let mut stop = shared.stop.clone();
@@ -85,6 +96,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
         live,
         front,
         http,
+        of,
         client,
         server: None,
         habit: Habit::default(),
@@ -111,6 +123,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
             let Held { stream, lease, .. } = held;
             let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
             let left = Leftovers::new(to_server, to_client);
+            let lease = lease.map(|lease| Box::new(lease) as Box<dyn Any + Send + Sync>);
             return relay(Relayed { live, started: began, lease }, front, client, Ready { server, left }, *record);
         }
         Next::Reset => {
@@ -191,7 +204,7 @@ impl Row<'_> {
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
                 self.answer_options(request, &mut record).await
             }
-            _ if self.front.cache.is_none() => self.forward_request(&routed, None, &mut record).await,
+            _ if self.of.cache.is_none() => self.forward_request(&routed, None, &mut record).await,
             // boxed, to keep the tasks of other connections small
             _ => match Box::pin(self.look_up(&routed, &mut record)).await {
                 Ok(next) => next,

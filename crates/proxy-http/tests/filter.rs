@@ -1,6 +1,10 @@
 //! Rules on replies, with servers on the loopback device that say exactly what a test wants.
 
-use crate::proxying::{LIMIT, OPEN, Proxy, member::Member, origin::Origin, undated};
+use crate::{
+    member::Member,
+    origin::{Origin, undated},
+    proxying::{LIMIT, OPEN, Proxy},
+};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

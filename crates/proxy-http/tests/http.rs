@@ -1,6 +1,9 @@
 //! The HTTP listener over real sockets on the loopback device, with servers that say exactly what a test wants.
 
-use crate::proxying::{LIMIT, OPEN, Proxy, closed, origin::Origin, undated};
+use crate::{
+    origin::{Origin, undated},
+    proxying::{LIMIT, OPEN, Proxy, closed},
+};
 use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -1,6 +1,10 @@
 //! An HTTP listener with routes, over real sockets on the loopback device, with servers that do what a test wants.
 
-use crate::proxying::{LIMIT, Proxy, closed, member::Member, origin::Origin};
+use crate::{
+    member::Member,
+    origin::Origin,
+    proxying::{LIMIT, Proxy, closed},
+};
 use std::{net::SocketAddr, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

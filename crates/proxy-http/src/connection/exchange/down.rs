@@ -1,18 +1,18 @@
 //! The reply, from server to client.
 
 use super::{Broken, CLAMPED, Cut, End, Exchange, is_to_come, is_worth, no_reply, write_head};
-use crate::{
-    access::Denied,
-    access_log::Outcome,
-    cache::Heard,
-    config::Http,
-    fault::Fault,
-    filter::{FIRST_MAX, FilterDecision, ReplyFilter},
-};
+use crate::cache::Heard;
 use longsplice_engine::{LegOfProxy, Refusal};
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Response, Scan, Step, Version,
     forward::{self, Back},
+};
+use longsplice_proxy::{
+    access::Denied,
+    access_log::Outcome,
+    config::Http,
+    fault::Fault,
+    filter::{FIRST_MAX, FilterDecision, ReplyFilter},
 };
 use std::{
     io,

@@ -11,18 +11,17 @@ mod balance;
 mod check;
 mod health;
 
-use crate::{
-    config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
-    counters::Counters,
-    habit::Habit,
-    http_stream::Stream,
-    resolve::Resolver,
-    target::Target,
-};
+use crate::{habit::Habit, stream::Stream};
 use balance::{Candidate, Turns, hash, hash_of, owner};
 use health::{Change, Health, ServerHealth};
 use longsplice_engine::{Leg, LegOfProxy, Splicer};
 use longsplice_http::Request;
+use longsplice_proxy::{
+    config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
+    counters::Counters,
+    resolve::Resolver,
+    target::Target,
+};
 use std::{
     collections::VecDeque,
     fmt::Display,

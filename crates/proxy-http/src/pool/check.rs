@@ -1,8 +1,9 @@
 //! Active checks: periodic requests to each server.
 
 use super::{Member, Upkeep};
-use crate::{config::pool::Check, http_stream::Stream};
+use crate::stream::Stream;
 use longsplice_http::{Kind, Response, Scan};
+use longsplice_proxy::config::pool::Check;
 use std::sync::Arc;
 use tokio::time::{sleep, timeout};
 

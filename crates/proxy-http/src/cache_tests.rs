@@ -271,8 +271,8 @@ fn filters_tell_replies_apart() {
     assert_eq!(&*fingerprint(&filter), "");
     filter.wait = Duration::from_secs(1);
     assert_eq!(&*fingerprint(&filter), "");
-    filter.rules.push(crate::filter::ReplyRule {
-        action: crate::access::Action::Deny,
+    filter.rules.push(longsplice_proxy::filter::ReplyRule {
+        action: longsplice_proxy::access::Action::Deny,
         status: vec![],
         media: vec![],
         encoding: vec![],
