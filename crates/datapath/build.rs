@@ -1,4 +1,4 @@
-//! Compiles bpf/*.bpf.c, and generates the typed view of their maps and the constants of the headers.
+//! Compiles the programs of bpf/, and generates the typed view of their maps and the constants of the headers.
 
 use libbpf_rs::btf::{
     Btf, BtfType, ReferencesType,
@@ -24,20 +24,23 @@ fn main() {
         _ => "x86_64-linux-gnu",
     };
     println!("cargo:rerun-if-changed={}", bpf.display());
-    let compile = |name: &str| {
+    let multiarch = format!("/usr/include/{arch}");
+    let top = bpf.to_str().expect("the path is UTF-8"); // files in folders include headers that are not
+    let compile = |source: &str| {
+        let name = source.rsplit('/').next().expect("a name");
         let object = out.join(format!("{name}.bpf.o"));
         libbpf_cargo::SkeletonBuilder::new()
-            .source(bpf.join(format!("{name}.bpf.c")))
-            .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-fno-strict-aliasing", "-I", &format!("/usr/include/{arch}")])
+            .source(bpf.join(format!("{source}.bpf.c")))
+            .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-fno-strict-aliasing", "-I", top, "-I", &multiarch])
             .obj(&object)
             .build_and_generate(out.join(format!("{name}.skel.rs")))
-            .expect("bpf/*.bpf.c compile: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
+            .expect("bpf/ compiles: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
         object
     };
     fs::write(out.join("names.rs"), names(&compile("splice"))).expect("OUT_DIR can be written");
-    let btf = |name| Btf::from_path(compile(name)).expect("clang -g leaves BTF");
-    let tpot = labels("TPOT_VERDICTS", &btf("tpot"), "tpot_verdict", "T_")
-        + &labels("TPOT_ROUTER_VERDICTS", &btf("tpot_router"), "tpot_router_verdict", "R_");
+    let btf = |source| Btf::from_path(compile(source)).expect("clang -g leaves BTF");
+    let tpot = labels("TPOT_VERDICTS", &btf("tpot/tpot"), "tpot_verdict", "T_")
+        + &labels("TPOT_ROUTER_VERDICTS", &btf("tpot/tpot_router"), "tpot_router_verdict", "R_");
     fs::write(out.join("tpot.rs"), tpot).expect("OUT_DIR can be written");
     compile("programs");
     #[cfg(feature = "model")]

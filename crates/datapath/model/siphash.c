@@ -2,7 +2,7 @@
 /* siphash.h for messages of any length, so that it can be compared with the reference. */
 #include <stddef.h>
 #include <string.h>
-#include "siphash.h"
+#include "tpot/siphash.h"
 
 __u64 model_siphash(const __u64 *key, const __u8 *message, size_t len)
 {

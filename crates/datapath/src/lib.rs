@@ -51,7 +51,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
 }
 
-/// Types of the maps of translucent proxying (bpf/tpot.h).
+/// Types of the maps of translucent proxying (bpf/tpot/tpot.h).
 mod tpot_abi {
     pub use crate::tpot_skel::types::*;
 }
@@ -62,7 +62,7 @@ mod tpot_skel {
     include!(concat!(env!("OUT_DIR"), "/tpot.skel.rs"));
 }
 
-/// Types of the maps of a farm's router (bpf/tpot.h).
+/// Types of the maps of a farm's router (bpf/tpot/tpot.h).
 mod tpot_router_abi {
     pub use crate::tpot_router_skel::types::tpot_farm;
 }

@@ -143,7 +143,7 @@ pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) 
     ((at >> 32) as u32, at as u32)
 }
 
-/// Returns the SipHash-2-4 of a message, as bpf/siphash.h computes it. The key consists of two little-endian words.
+/// Returns the SipHash-2-4 of a message, as bpf/tpot/siphash.h computes it. The key consists of two little-endian words.
 pub fn siphash(key: [u64; 2], message: &[u8]) -> u64 {
     // SAFETY: reads the key and the message, whose length is passed.
     unsafe { model_siphash(key.as_ptr(), message.as_ptr(), message.len()) }

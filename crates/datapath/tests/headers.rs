@@ -10,19 +10,18 @@ fn each_header_compiles_by_itself() {
     for (name, text) in libbpf_sys::API_HEADERS {
         fs::write(libbpf.join("bpf").join(name), text).unwrap();
     }
-    let mut headers: Vec<_> = fs::read_dir(&bpf)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "h"))
-        .collect();
+    let files = |dir: &Path| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let (folders, mut headers): (Vec<_>, Vec<_>) = files(&bpf).into_iter().partition(|path| path.is_dir());
+    assert!(!folders.is_empty());
+    headers.extend(folders.iter().flat_map(|folder| files(folder)));
+    headers.retain(|path| path.extension().is_some_and(|e| e == "h"));
     headers.sort();
     assert!(headers.len() > 20, "{headers:?}");
     let mut failed = Vec::new();
     for header in headers {
         let out = Command::new("clang")
             .args(["-target", "bpf", "-mcpu=v3", "-fsyntax-only", "-Wall", "-Werror", "-Wno-unused-function"])
-            .arg("-I")
-            .arg(&libbpf)
+            .args([Path::new("-I"), &libbpf, Path::new("-I"), &bpf])
             .args(["-idirafter", &format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH)])
             .arg("-include")
             .arg(&header)

@@ -1,4 +1,4 @@
-//! Translucent proxying (TPOT): the programs of bpf/tpot.bpf.c, which ask for proxies, intercept connections
+//! Translucent proxying (TPOT): the programs of bpf/tpot/tpot.bpf.c, which ask for proxies, intercept connections
 //! that ask for one, and carry both in tunnels. docs/tpot.md describes the protocol.
 
 use crate::{

@@ -1,4 +1,4 @@
-//! Translucent proxying: the router of a farm of proxies, by the program of bpf/tpot_router.bpf.c. docs/tpot.md describes it.
+//! Translucent proxying: the router of a farm of proxies, by the program of bpf/tpot/tpot_router.bpf.c. docs/tpot.md describes it.
 
 use crate::{
     Destinations, OpenError,
