@@ -12,8 +12,8 @@ use crate::{
 use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer, Tpot};
 use longsplice_proxy::{
-    Config, ConfigError, ListenerConfig, Open, Prepared, Protocol, Server, Workers, access_log::LogFormat,
-    limits::CONNECTIONS,
+    Config, ConfigError, ListenerConfig, Open, Prepared, Protocol, Server, Workers, limits::CONNECTIONS,
+    log::access_log::LogFormat,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{

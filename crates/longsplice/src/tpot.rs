@@ -6,7 +6,7 @@ use crate::{
     farm,
 };
 use longsplice_datapath::{Tpot, TpotKnown, TpotOptions, TpotRole, tpot_flush, tpot_known, tpot_tunnels};
-use longsplice_proxy::{config::Asking, keys::read_keys, tpot::tend};
+use longsplice_proxy::{config::Asking, secrets::keys::read_keys, tpot::tend};
 use serde_json::json;
 use std::{
     io::{self, Write},

@@ -2,7 +2,7 @@
 
 use longsplice_proxy::{
     proxy_protocol::{self, Version},
-    socks4, socks5,
+    socks::{socks4, socks5},
     target::{Host, Target},
     tls::hello::{HELLO_MAX, HelloError, Scan},
 };

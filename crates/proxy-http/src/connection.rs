@@ -25,11 +25,11 @@ use forward_request::{Held, RoutedRequest, To};
 use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
 use longsplice_proxy::{
-    access_log::Record,
     config::Http,
     context::{Front, Live, ServerContext},
     counters::Counters,
     fault::{Fault, Step},
+    log::access_log::Record,
     onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
 };

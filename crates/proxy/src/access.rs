@@ -6,16 +6,15 @@
 //! except on a guarded listener, whose clients choose their targets: there, [`guarded_ranges::guarded`] addresses are
 //! denied. An `allow` rule opens a guarded address only if it names a prefix that lies wholly within a guarded range,
 //! for example 127.0.0.0/8 or 169.254.169.254. `0.0.0.0/0`, a name or an empty target list does not open one. All other
-//! addresses of this machine are guarded as well ([`own`](crate::own)); a rule opens one by naming just that address.
+//! addresses of this machine are guarded as well ([`own`](crate::access::own)); a rule opens one by naming just that address.
 //!
 //! Rules with methods or paths match HTTP requests only: bytes relayed after CONNECT or SOCKS are not inspected.
 
+pub mod guarded_ranges;
 mod index;
+pub mod own;
 
-use crate::{
-    guarded_ranges, own,
-    target::{Host, Target},
-};
+use crate::target::{Host, Target};
 use index::Index;
 use ipnet::{IpNet, Ipv4Net};
 use longsplice_http::path;

@@ -18,8 +18,8 @@ pub mod tls;
 mod value;
 
 use crate::{
-    access::Rules, access_log::LogConfig, filter::Filter, limits::Limits, proxy_protocol::ProxyProtocol, routes::Route,
-    secrets::is_trusted, target::Target, users::Users,
+    access::Rules, filter::Filter, limits::Limits, log::access_log::LogConfig, proxy_protocol::ProxyProtocol,
+    routes::Route, secrets::is_trusted, target::Target, users::Users,
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;

@@ -1,15 +1,20 @@
 //! The context of a connection: the state shared by all, that shared by a listener, and the slot that the connection takes.
 //! Also what a protocol is that another crate serves ([`Service`]).
 
+pub(crate) mod tap_dir;
+pub(crate) mod workers;
+
 use crate::{
-    access_log::AccessLog,
+    access::own::Listening,
     config::{ListenerConfig, Protocol},
+    context::{
+        tap_dir::TapDir,
+        workers::{Loads, Seat},
+    },
     counters::{CounterValues, Counters},
     limits::{Counted, Full, Slot},
-    own::Listening,
+    log::access_log::AccessLog,
     resolve::Resolver,
-    tap_dir::TapDir,
-    workers::{Loads, Seat},
 };
 use bytes::Bytes;
 use longsplice_engine::{Leg, Policy, Splicer};

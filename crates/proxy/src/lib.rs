@@ -1,10 +1,10 @@
 //! Control mode: all work on a connection before the splice, and on connections that are never spliced.
 //!
 //! # Path of a connection
-//! [`server`] accepts it within the [`limits`]. `connection` runs its protocol ([`socks5`], [`socks4`], [`tls`], `plug`),
-//! which yields a [`target`]. [`resolve`] looks up addresses, [`access`] says which of them are allowed, and [`dial`] connects to
-//! the first that answers. [`onward`] hands both legs to the engine, which relays and splices. [`access_log`] writes one line.
-//! Before all this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
+//! [`server`] accepts it within the [`limits`], and runs its protocol ([`socks`], [`tls`], a plug), which yields a [`target`].
+//! [`resolve`] looks up addresses, [`access`] says which of them are allowed, and [`onward::dial`] connects to the first that
+//! answers. [`onward`] hands both legs to the engine, which relays and splices. [`log::access_log`] writes one line. Before all
+//! this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
 //!
 //! Other protocols are a [`Service`] each, in crates above this one: HTTP is in longsplice-proxy-http. Their configuration is
 //! here ([`routes`], [`filter`], [`config::pool`]), because one file has the keys of all protocols.
@@ -17,44 +17,31 @@
 //! [`Prepared::start`]. To end: [`Server::stop_accepting`] and [`Server::drain`].
 
 pub mod access;
-pub mod access_log;
-mod complaints;
 pub mod config;
-mod connection;
 pub mod context;
 pub mod counters;
-pub mod dial;
 pub mod fault;
 pub mod filter;
-pub mod guarded_ranges;
 mod handshake_buffer;
-pub mod hashes;
-pub mod keys;
 pub mod limits;
+pub mod log;
 pub mod onward;
-pub mod own;
-mod plug;
 pub mod proxy_protocol;
 pub mod resolve;
 pub mod routes;
-mod secrets;
+pub mod secrets;
 pub mod server;
-mod socks;
-pub mod socks4;
-pub mod socks5;
+pub mod socks;
 pub mod start_error;
-mod tap_dir;
 pub mod target;
 pub mod tls;
 pub mod tpot;
 pub mod users;
-mod verify;
-mod workers;
 
 pub use config::{CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};
+pub use context::workers::Workers;
 pub use context::{Handler, Service};
 pub use counters::{CounterValues, ListenerValues};
 pub use secrets::SecretError;
 pub use server::{Open, Prepared, Server};
 pub use start_error::StartError;
-pub use workers::Workers;

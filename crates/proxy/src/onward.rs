@@ -1,13 +1,15 @@
 //! The steps that all protocols share once the target is known: connect, relay or refuse, and write the log line.
 
+pub mod dial;
+
 use crate::{
     access::{Rules, Subject},
-    access_log::Record,
     config::ListenerConfig,
     context::{Front, Live, ServerContext},
     counters::Counters,
-    dial::dial,
     fault::Fault,
+    log::access_log::Record,
+    onward::dial::dial,
     target::Target,
 };
 use longsplice_engine::{FlowInfo, Leftovers, Leg, LegOfProxy};

@@ -1,6 +1,8 @@
 //! Files that hold secrets: passwords and keys. One rule for all: they belong to root or to the user who runs the program, and
 //! nobody else may write them; otherwise they are refused. Who may read them is up to the caller.
 
+pub mod keys;
+
 use std::{
     fs::File,
     io,

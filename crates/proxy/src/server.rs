@@ -1,22 +1,25 @@
 //! The server: listens, accepts connections within the limits, and stops gracefully.
 
+mod connection;
+mod plug;
+
 use crate::{
-    access::Subject,
-    access_log::{AccessLog, Record},
-    complaints::Complaints,
+    access::{
+        Subject,
+        own::{Listening, is_own},
+    },
     config::{Config, Http, ListenerConfig, Protocol, pool::PoolConfig},
-    connection,
-    context::{Front, Live, ServerContext, Service},
+    context::{Front, Live, ServerContext, Service, tap_dir::TapDir, workers::Workers},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
-    own::{Listening, is_own},
-    plug,
+    log::{
+        access_log::{AccessLog, Record},
+        complaints::Complaints,
+    },
     resolve::Resolver,
     start_error::StartError,
-    tap_dir::TapDir,
     target::{Host, Target},
     tpot,
-    workers::Workers,
 };
 use longsplice_engine::{BoundSocket, EndToEndListener, Leg, LegOfProxy, Listener, SpliceWhen, Splicer, Tally, Tpot};
 use std::{

@@ -3,11 +3,14 @@
 //! `accept -> ask -> (connect) -> grant | refuse`: [`ask`] answers its own failures;
 //! [`SocksRequest::refuse`] answers those of the connect.
 
+pub mod socks4;
+pub mod socks5;
+
 use crate::{
     fault::Fault,
     handshake_buffer::{HandshakeBuffer, HandshakeError},
-    proxy_protocol, socks4,
-    socks5::{self, Method, Reply},
+    proxy_protocol,
+    socks::socks5::{Method, Reply},
     target::Target,
     users::Users,
 };

@@ -1,6 +1,6 @@
 //! Why a server does not start, and what to do about it.
 
-use crate::{access_log::LogTarget, config::Places};
+use crate::{config::Places, log::access_log::LogTarget};
 use longsplice_engine::OpenError;
 use std::{io, net::SocketAddr, path::PathBuf};
 

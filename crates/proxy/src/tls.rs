@@ -8,7 +8,6 @@ pub mod hello;
 
 use crate::{
     access::Subject,
-    access_log::Record,
     config::{
         ListenerConfig,
         tls::{Route, Tls},
@@ -16,6 +15,7 @@ use crate::{
     context::ServerContext,
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
+    log::access_log::Record,
     onward::{Ready, connect_under},
     proxy_protocol,
     target::{Host, Target},

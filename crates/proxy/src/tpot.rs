@@ -2,10 +2,10 @@
 
 use crate::{
     access::{PortRange, Prefix, Subject},
-    access_log::Record,
     config::{Asking, Config},
     context::{Front, ServerContext},
     fault::{Fault, Step},
+    log::access_log::Record,
     start_error::StartError,
 };
 use longsplice_engine::{

@@ -3,15 +3,32 @@
 //! RFC 1929 and RFC 7617 send passwords in the clear: they keep strangers out of a proxy on a trusted network, and are
 //! useless on any other. The configuration has them in the clear, or as slow hashes: bcrypt, SHA-crypt or Argon2id.
 
-use crate::{
+pub mod hashes;
+mod verify;
+
+use crate::users::{
     hashes::{Hash, HashError},
-    socks5::Credentials,
     verify::Verifier,
 };
 use std::{collections::BTreeMap, fmt, hint::black_box, sync::Arc};
 
 /// Maximum length of a name or password in bytes, because the length field is one byte (RFC 1929, section 2).
 const LEN_MAX: usize = 255;
+
+/// User name and password (RFC 1929, section 2): any bytes, not empty.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// User name.
+    pub name: Vec<u8>,
+    /// Password.
+    pub password: Vec<u8>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credentials {{ name: {:?}, .. }}", String::from_utf8_lossy(&self.name))
+    }
+}
 
 /// User names and passwords. Empty: no authentication.
 #[derive(Clone, Default)]

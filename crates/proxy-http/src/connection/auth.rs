@@ -2,7 +2,10 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use longsplice_http::Fields;
-use longsplice_proxy::{fault::Fault, socks5::Credentials, users::Users};
+use longsplice_proxy::{
+    fault::Fault,
+    users::{Credentials, Users},
+};
 
 /// Value of `Proxy-Authenticate`.
 pub(crate) const CHALLENGE: &str = "Basic realm=\"longsplice\", charset=\"UTF-8\"";

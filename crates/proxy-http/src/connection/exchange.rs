@@ -27,7 +27,7 @@ use longsplice_engine::{
     Splicer,
 };
 use longsplice_http::{Body, Request, Wrong};
-use longsplice_proxy::{access::Denied, access_log::Outcome, config::Http, fault::Fault};
+use longsplice_proxy::{access::Denied, config::Http, fault::Fault, log::access_log::Outcome};
 use std::{
     io,
     sync::Arc,

@@ -28,11 +28,10 @@ use longsplice_http::{
 };
 use longsplice_proxy::{
     access::{Rules, Subject},
-    access_log::Record,
     counters::Counters,
-    dial::dial,
     fault::{Fault, Step},
-    onward::connect,
+    log::access_log::Record,
+    onward::{connect, dial::dial},
     target::Target,
 };
 use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};

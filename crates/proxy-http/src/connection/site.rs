@@ -15,8 +15,8 @@ use super::{
 };
 use longsplice_http::{Authority, Form, Request, path};
 use longsplice_proxy::{
-    access_log::Record,
     fault::Fault,
+    log::access_log::Record,
     routes,
     target::{Host, Target},
 };

@@ -15,7 +15,7 @@ use longsplice_http::{
     forward::{self, Back},
     reply::Reply,
 };
-use longsplice_proxy::access_log::Record;
+use longsplice_proxy::log::access_log::Record;
 use std::{io, sync::Arc, time::SystemTime};
 use tokio::time::timeout;
 

@@ -5,7 +5,7 @@
 //! in the order of the list. Rules that have none of these keys, or too many ports, are always tried.
 
 use super::{Pattern, Rule};
-use crate::{guarded_ranges, target::Host};
+use crate::{access::guarded_ranges, target::Host};
 use ipnet::IpNet;
 use std::{
     collections::{BTreeSet, HashMap},

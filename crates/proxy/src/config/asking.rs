@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     access::{PortRange, Prefix},
-    keys::{KeyFileError, read_keys},
+    secrets::keys::{KeyFileError, read_keys},
 };
 use longsplice_engine::{TpotKey, TpotOptions, TpotUdp};
 use serde::Deserialize;

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
-    access_log::LogConfig,
     limits::Limits,
+    log::access_log::LogConfig,
     secrets::{self, Secret},
     target::Target,
     users::Users,

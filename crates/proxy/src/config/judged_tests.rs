@@ -158,7 +158,7 @@ fn secrets_have_one_owner() {
         std::os::unix::fs::chown(&users, Some(12345), None).unwrap();
         let e = Config::from_file(&file).unwrap_err().to_string();
         assert!(e.contains("l.toml:4:14: ") && e.contains("belongs to another user (number 12345)"), "{e}");
-        let keys = crate::keys::read_keys(&users).unwrap_err().to_string();
+        let keys = crate::secrets::keys::read_keys(&users).unwrap_err().to_string();
         assert!(keys.contains("belongs to another user"), "{keys}");
     }
 }

@@ -3,11 +3,11 @@
 use super::pool::{Balance, Check, HealthLimits, Key};
 use super::*;
 use crate::access::{Action, Pattern};
-use crate::access_log::{LogFormat, LogTarget};
+use crate::log::access_log::{LogFormat, LogTarget};
 use crate::{
-    hashes::{ARGON2_MEMORY_MAX, ARGON2_WORK_MAX, BCRYPT_COST_MAX, SHA_ROUNDS_MAX},
     limits::CONNECTIONS,
     routes::Paths,
+    users::hashes::{ARGON2_MEMORY_MAX, ARGON2_WORK_MAX, BCRYPT_COST_MAX, SHA_ROUNDS_MAX},
 };
 use longsplice_engine::{OpenOptions, PathRule, SpliceWhen, TpotUdp};
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duration};

@@ -9,10 +9,10 @@ use longsplice_http::{
 };
 use longsplice_proxy::{
     access::Denied,
-    access_log::Outcome,
     config::Http,
     fault::Fault,
     filter::{FIRST_MAX, FilterDecision, ReplyFilter},
+    log::access_log::Outcome,
 };
 use std::{
     io,

@@ -2,7 +2,7 @@
 
 use super::{Broken, Cut, End, Exchange, bad_request, is_to_come, is_worth, write_head};
 use longsplice_http::{Body, Wrong};
-use longsplice_proxy::access_log::Outcome;
+use longsplice_proxy::log::access_log::Outcome;
 use std::{
     io,
     task::{Context, Poll, ready},

@@ -3,7 +3,10 @@
 //! Every parser takes the bytes that have arrived so far. It returns `Ok(None)` as long as the message is incomplete,
 //! or the message and the number of bytes it took. Nothing in this module waits, allocates without bound or panics.
 
-use crate::target::{Host, Target};
+use crate::{
+    target::{Host, Target},
+    users::Credentials,
+};
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -52,21 +55,6 @@ pub enum Method {
     Password = 0x02,
     /// None of the offered methods is acceptable; the client must close.
     NoneAcceptable = 0xff,
-}
-
-/// User name and password (RFC 1929, section 2): any bytes, not empty.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    /// User name.
-    pub name: Vec<u8>,
-    /// Password.
-    pub password: Vec<u8>,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Credentials {{ name: {:?}, .. }}", String::from_utf8_lossy(&self.name))
-    }
 }
 
 /// Command of a request (RFC 1928, section 4).

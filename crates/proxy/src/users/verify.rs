@@ -1,9 +1,9 @@
-//! Verifies passwords against slow hashes ([`hashes`](crate::hashes)), outside the threads that serve connections.
+//! Verifies passwords against slow hashes ([`hashes`](crate::users::hashes)), outside the threads that serve connections.
 //!
 //! HTTP clients send the password with each request, so a right password is remembered for a while, as
 //! a digest of hash and password. Wrong ones are not remembered, so each guess takes its full time.
 
-use crate::hashes::Hash;
+use crate::users::hashes::Hash;
 use sha2::{Digest, Sha256};
 use std::{
     collections::HashMap,

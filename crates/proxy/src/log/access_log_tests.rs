@@ -68,7 +68,7 @@ fn words_are_those_of_the_engine() {
 
 #[test]
 fn the_page_describes_every_field_and_word() {
-    let page = include_str!("../../../docs/access-log.md");
+    let page = include_str!("../../../../docs/access-log.md");
     let names = |row: &str| row.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let cells = page.lines().filter(|l| l.starts_with("| `")).flat_map(|l| names(l.split('|').nth(1).unwrap()));
     let described: std::collections::BTreeSet<String> = cells.collect();

@@ -4,7 +4,7 @@
 //! the queue fills up; further lines are dropped and counted. The log never delays a connection. docs/access-log.md describes
 //! the fields.
 
-use crate::{complaints::Complaints, fault::Fault};
+use crate::{fault::Fault, log::complaints::Complaints};
 use longsplice_engine::{Ended, Pair, PathFinding, Refusal};
 use nix::{
     errno::Errno,

@@ -2,10 +2,10 @@
 
 use crate::{
     access::Subject,
-    complaints::Complaints,
     config::ListenerConfig,
     context::ServerContext,
     fault::{Fault, Step},
+    log::complaints::Complaints,
 };
 use longsplice_engine::{EndToEndListener, Listener};
 use std::{io, net::SocketAddr};

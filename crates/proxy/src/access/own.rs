@@ -1,6 +1,6 @@
 //! Addresses of this machine. Its services trust whoever comes from there, and a connection to its own listener comes back.
 
-use crate::{guarded_ranges::faces, target::Target};
+use crate::{access::guarded_ranges::faces, target::Target};
 use longsplice_engine::is_local;
 use std::{
     collections::{BTreeMap, HashSet},

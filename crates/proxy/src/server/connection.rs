@@ -5,12 +5,12 @@
 
 use crate::{
     access::Subject,
-    access_log::Record,
     config::{ListenerConfig, Protocol},
     context::{Front, Live, ServerContext},
     counters::Counters,
     fault::{Fault, Step},
     handshake_buffer::HandshakeBuffer,
+    log::access_log::Record,
     onward::{Ready, Relayed, connect, linger, relay, write},
     socks::{self, SocksRequest},
     target::Target,
