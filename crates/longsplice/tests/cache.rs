@@ -140,21 +140,17 @@ impl Scene {
     }
 
     fn count(&self, name: &str) -> u64 {
-        let counters: Value = serde_json::from_str(&self.proxy.client(&["counters", "--json"])).unwrap();
-        counters["proxy"][name].as_u64().unwrap()
+        self.proxy.count("proxy", name)
     }
 
     /// The cache result in the log of each finished request, and the number of bytes spliced.
     fn log(&mut self) -> Vec<(String, u64)> {
-        self.proxy.client(&["stop"]);
-        assert!(self.proxy.wait().success());
-        let log = fs::read_to_string(self.proxy.access_log()).unwrap();
-        let records = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        self.proxy.shut_down();
         let record = |r: Value| {
             assert_eq!(r["how"], "closed", "{r}");
             (r["cache"].as_str().unwrap().to_owned(), r["spliced_down"].as_u64().unwrap())
         };
-        records.map(record).collect()
+        self.proxy.records().into_iter().map(record).collect()
     }
 
     fn entries(&self) -> Vec<PathBuf> {

@@ -44,10 +44,7 @@ fn relayed(capabilities: &str, hold: bool) -> (Value, String) {
 
 /// The proxy's only flow, once it is spliced or refused.
 fn decided(proxy: &Running) -> Value {
-    eventually("a decision", || {
-        let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-        flows.into_iter().find(|f| f["state"] == "spliced" || !f["refusal"].is_null())
-    })
+    eventually("a decision", || proxy.flows().into_iter().find(|f| f["state"] == "spliced" || !f["refusal"].is_null()))
 }
 
 #[test]
@@ -120,9 +117,8 @@ fn another_user_with_three_capabilities_needs_a_folder_of_a_bpffs() {
         drop(stream);
         let status = fs::read_to_string(format!("/proc/{}/status", proxy.id())).unwrap();
         assert!(status.contains("\nUid:\t65534\t65534\t65534\t65534\n"), "{status}");
-        eventually("the end of the flow", || (proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success(), "{}", proxy.messages());
+        proxy.flows_end();
+        proxy.shut_down();
     }
 }
 

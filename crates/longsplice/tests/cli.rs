@@ -78,19 +78,18 @@ fn a_flow_is_listed_with_the_reason_why_it_is_copied() {
     assert_eq!(proxy.client(&["ls", "--json"]), "[]\n");
     let mut connection = connect(proxy.address());
     round_trip(&mut connection, b"hello");
-    let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-    let flow = &flows[0];
+    let flow = proxy.flow();
     assert_eq!(
         (&flow["protocol"], &flow["state"], &flow["refusal"]),
         (&"plug".into(), &"copying".into(), &"policy".into())
     );
     eventually("the bytes to show", || {
-        let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-        (flows[0]["bytes_up"] == 5 && flows[0]["bytes_down"] == 5).then_some(())
+        let flow = proxy.flow();
+        (flow["bytes_up"] == 5 && flow["bytes_down"] == 5).then_some(())
     });
     let table = proxy.client(&["ls"]);
     assert!(table.starts_with("ID  PROTO") && table.contains("not spliced: policy"), "{table}");
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    let counters = proxy.counters();
     assert_eq!((&counters["proxy"]["relayed"], &counters["proxy"]["live"]), (&1.into(), &1.into()));
     assert!(proxy.client(&["counters"]).contains("relayed "));
     let mut second = connect(proxy.address());
@@ -124,8 +123,7 @@ fn a_flow_is_listed_with_the_reason_why_it_is_copied() {
         assert!(why.contains("policy"), "{why}");
     }
     drop(connection);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
 }
 
 #[test]
@@ -133,10 +131,9 @@ fn stop_ends_flows_writes_their_lines_and_removes_the_socket() {
     let mut proxy = Running::copying(&loopback_echo(), &["--log-format", "json"]);
     let mut connection = connect(proxy.address());
     round_trip(&mut connection, b"hello");
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
     assert!(!proxy.control().exists());
-    let log = fs::read_to_string(proxy.access_log()).unwrap();
+    let log = proxy.log();
     let line: Value = serde_json::from_str(log.trim()).unwrap();
     assert_eq!((&line["how"], &line["bytes_up"]), (&"stopped".into(), &5.into()), "{line}");
     assert!(matches!(connection.read(&mut [0]), Ok(0) | Err(_)));
@@ -157,7 +154,7 @@ fn a_drain_waits_for_live_connections_and_takes_no_new_ones() {
     drop(connection);
     assert!(proxy.wait().success());
     assert!(stop.wait().unwrap().success());
-    assert!(fs::read_to_string(proxy.access_log()).unwrap().contains("how=closed"));
+    assert!(proxy.log().contains("how=closed"));
 }
 
 #[test]
@@ -191,13 +188,9 @@ fn a_stop_is_in_the_access_log_for_each_connection() {
         let mut client = connect(proxy.address());
         client.write_all(said.as_bytes()).unwrap();
         let asked = (protocol == "http").then(|| server.accept().unwrap());
-        eventually("a connection", || {
-            let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-            (counters["proxy"]["accepted"].as_u64() == Some(1)).then_some(())
-        });
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
-        let log = fs::read_to_string(proxy.access_log()).unwrap();
+        eventually("a connection", || (proxy.count("proxy", "accepted") == 1).then_some(()));
+        proxy.shut_down();
+        let log = proxy.log();
         assert!(log.lines().count() == 1 && log.contains("how=stopped") && log.contains(logged), "{log:?}");
         assert!(client.read(&mut [0; 1]).is_err(), "it is reset");
         drop(asked);
@@ -213,7 +206,7 @@ fn sigterm_and_sigint_end_it_cleanly() {
         proxy.signal(signal);
         assert!(proxy.wait().success(), "{signal}");
         assert!(!proxy.control().exists());
-        assert!(fs::read_to_string(proxy.access_log()).unwrap().contains("how=stopped"));
+        assert!(proxy.log().contains("how=stopped"));
     }
 }
 
@@ -223,9 +216,7 @@ fn sighup_and_sigusr1_open_the_access_log_anew_and_sigusr2_does_nothing() {
     let logged = |bytes: &str| {
         round_trip(&mut connect(proxy.address()), bytes.as_bytes());
         let line = format!("bytes_up={}", bytes.len());
-        eventually("its line", || {
-            fs::read_to_string(proxy.access_log()).is_ok_and(|t| t.contains(&line)).then_some(())
-        });
+        proxy.wait_line(&[&line]);
     };
     logged("first");
     for (signal, name, text) in [(Signal::SIGHUP, "1", "second"), (Signal::SIGUSR1, "2", "the third")] {
@@ -239,8 +230,7 @@ fn sighup_and_sigusr1_open_the_access_log_anew_and_sigusr2_does_nothing() {
     proxy.signal(Signal::SIGUSR2);
     proxy.wait_message("SIGUSR2 has no meaning here: ignored");
     logged("and the last one");
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
 }
 
 /// A client of the control socket does not wait forever.

@@ -1,17 +1,13 @@
 //! Nothing that comes and goes leaves a descriptor open: connections, commands, devices, processes that were killed. What all
 //! connections of a listener need is open before the first of them. Every test needs root and eBPF, and fails without.
 
-use crate::running::{Control, LONGSPLICE, Pins, Running, connect, echo, eventually, more_open, round_trip};
+use crate::running::{AT_ONCE, Control, Running, Setting, eventually, listener, more_open, round_trip};
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeSet,
-    fs,
-    net::{SocketAddr, TcpListener, TcpStream},
-};
+use std::{collections::BTreeSet, fs, net::TcpStream};
 
 /// Ports of listeners that splice at once, of which the second one lets the hosts shake hands with each other; then those of
 /// one that waits for a command, and one that copies.
@@ -27,33 +23,19 @@ struct Scene {
     proxy: Running,
     /// What was open before the first client.
     before: BTreeSet<String>,
-    dir: tempfile::TempDir,
-    _pins: Pins,
-    lab: Lab,
+    setting: Setting,
 }
 
 impl Scene {
     fn new() -> Scene {
-        let lab = Lab::simple(Shape::TwoDevices).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("longsplice.toml"), configuration()).unwrap();
-        let proxy = Scene::proxy(&lab, &dir);
+        let setting = Setting::new(&configuration());
+        let proxy = setting.start();
         proxy.comes_to_rest();
         let before = proxy.open_files();
-        Scene { proxy, before, dir, _pins: Pins::of(&lab.forwarder), lab }.with_servers()
-    }
-
-    fn proxy(lab: &Lab, dir: &tempfile::TempDir) -> Running {
-        let config = dir.path().join("longsplice.toml");
-        Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", config.to_str().unwrap()], &[])
-    }
-
-    /// Listens at the server, for connections of each kind.
-    fn with_servers(self) -> Scene {
         for at in Family::BOTH.into_iter().flat_map(|f| [SERVER.port(f, ECHO), SERVER.port(f, TRANSPARENT)]) {
-            echo(self.lab.server.run(|| TcpListener::bind(at)).unwrap());
+            setting.echo(at);
         }
-        self
+        Scene { proxy, before, setting }
     }
 
     /// Opens a connection of each kind, in both families, and sends enough for each to be spliced or to get pipes.
@@ -65,14 +47,14 @@ impl Scene {
     fn visit_some(&self, ports: &[u16]) -> Vec<TcpStream> {
         let plugs = |f: Family| ports.iter().map(move |port| FORWARDER_TO_CLIENT.port(f, *port));
         let all = Family::BOTH.into_iter().flat_map(|f| plugs(f).chain([SERVER.port(f, TRANSPARENT)]));
-        let mut streams: Vec<_> = all.map(|at| self.lab.client.run(|| connect(at))).collect();
+        let mut streams: Vec<_> = all.map(|at| self.setting.connect(at)).collect();
         streams.iter_mut().for_each(|stream| round_trip(stream, &vec![7; MANY]));
         streams
     }
 
     /// Checks that no more is open than before the first client, once all flows have ended.
     fn as_before(&self) {
-        eventually("the end of all flows", || self.flows().is_empty().then_some(()));
+        self.proxy.flows_end();
         self.proxy.comes_to_rest();
         assert_eq!(more_open(&self.before, &self.proxy.open_files()), None);
     }
@@ -83,18 +65,11 @@ impl Scene {
         let mut names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
         names.any(|name| name.trim() == "orphans")
     }
-
-    fn flows(&self) -> Vec<Value> {
-        Control::of(&self.proxy).flows()
-    }
 }
 
 fn configuration() -> String {
     let mut text = String::new();
     for family in Family::BOTH {
-        let mut listener = |protocol: &str, at: SocketAddr, more: &str| {
-            text += &format!("[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{at}\"\n{more}\n");
-        };
         let target = format!("target = \"{}\"", SERVER.port(family, ECHO));
         let ways = [
             "policy = { splice = \"at-once\", release_after = 0.1 }",
@@ -103,11 +78,11 @@ fn configuration() -> String {
             "policy = { splice = \"never\" }",
         ];
         for (port, policy) in PORTS.into_iter().zip(ways) {
-            listener("plug", FORWARDER_TO_CLIENT.port(family, port), &format!("{policy}\n{target}"));
+            let at = FORWARDER_TO_CLIENT.port(family, port);
+            text += &listener("plug", &at.to_string(), &format!("{policy}\n{target}"));
         }
-        let any = if family == Family::V4 { "0.0.0.0" } else { "::" };
-        let any = SocketAddr::new(any.parse().unwrap(), TRANSPARENT);
-        listener("transparent", any, "policy = { splice = \"at-once\" }");
+        let any = if family == Family::V4 { "0.0.0.0" } else { "[::]" };
+        text += &listener("transparent", &format!("{any}:{TRANSPARENT}"), AT_ONCE);
     }
     text
 }
@@ -131,7 +106,7 @@ fn commands_leave_none() {
     let mut streams = scene.visit();
     let mut control = Control::of(&scene.proxy);
     for ask in ["splice", "unsplice"].into_iter().cycle().take(2 * ROUNDS) {
-        for flow in scene.flows() {
+        for flow in scene.proxy.flows() {
             control.ask(&json!({ "version": 1, "ask": ask, "id": flow["id"] })).unwrap();
         }
         streams.iter_mut().for_each(|stream| round_trip(stream, b"still there"));
@@ -147,8 +122,8 @@ fn devices_that_come_and_go_leave_none() {
     let scene = Scene::new();
     for round in 1..=ROUNDS {
         let streams = scene.visit();
-        scene.lab.cut_server_wire().unwrap();
-        scene.lab.lay_server_wire().unwrap();
+        scene.setting.lab.cut_server_wire().unwrap();
+        scene.setting.lab.lay_server_wire().unwrap();
         eventually("the programs are attached again", || {
             (scene.proxy.messages().matches("splicing on f1, too").count() == round).then_some(())
         });
@@ -167,11 +142,11 @@ fn processes_that_were_killed_leave_none() {
         let streams = scene.visit_some(&PORTS[..2]);
         eventually("all are forwarded", || {
             let is_forwarded = |flow: &Value| flow["state"] == "spliced" || flow["state"] == "released";
-            scene.flows().iter().all(is_forwarded).then_some(())
+            scene.proxy.flows().iter().all(is_forwarded).then_some(())
         });
         scene.proxy.kill();
-        scene.proxy = Scene::proxy(&scene.lab, &scene.dir);
-        assert_eq!(scene.flows().len(), streams.len(), "taken over");
+        scene.proxy = scene.setting.start();
+        assert_eq!(scene.proxy.flows().len(), streams.len(), "taken over");
         drop(streams);
         eventually("the end of the thread that watches them", || (!scene.watches_others()).then_some(()));
         scene.as_before();

@@ -11,7 +11,6 @@ use nix::sys::{
     signal::Signal,
     socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket},
 };
-use serde_json::Value;
 use std::{
     fs,
     io::{self, ErrorKind, Read, Write},
@@ -87,8 +86,7 @@ impl Place {
             all.extend([client, server]);
         }
         eventually(state, || {
-            let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-            let flows = flows.as_array().unwrap();
+            let flows = proxy.flows();
             (flows.len() == CONNECTIONS && flows.iter().all(|f| f["state"] == state)).then_some(())
         });
         for pair in all.chunks(2) {
@@ -134,8 +132,7 @@ fn a_stop_resets_what_was_recovered() {
     for (family, state) in [(Family::V4, "released"), (Family::V6, "spliced")] {
         let (place, ends) = Place::after_a_kill(family, state);
         let mut second = place.proxy(true);
-        second.client(&["stop"]);
-        assert!(second.wait().success(), "{}", second.messages());
+        second.shut_down();
         place.all_are_reset(&ends, state);
         let said = format!("{CONNECTIONS} forwarded connections were reset");
         assert!(second.messages().contains(&said), "{}", second.messages());
@@ -188,7 +185,7 @@ fn both_ends_hear_of_a_process_that_dies_in_a_switch() {
         forwarder.sysctl("net.ipv6.conf.f0.keep_addr_on_down", "1").unwrap();
         let mut first = place.proxy(false);
         let ends = place.connections(&first, "spliced");
-        let ids: Vec<_> = serde_json::from_str::<Vec<Value>>(&first.client(&["ls", "--json"])).unwrap();
+        let ids = first.flows();
         let (clients, servers): (Vec<_>, Vec<_>) = ends.chunks(2).map(|pair| (&pair[0], &pair[1])).unzip();
         let end_of = |mut end: &TcpStream, reads: bool| {
             let mut bytes = [7; 16 * 1024];
@@ -238,8 +235,7 @@ fn only_flows_that_live_are_said_to_have_no_way() {
     for mut end in ended {
         assert_eq!(end.read(&mut [0]).unwrap(), 0);
     }
-    let flows = || serde_json::from_str::<Vec<Value>>(&proxy.client(&["ls", "--json"])).unwrap().len();
-    eventually("the end of all flows but one", || (flows() == living.len() / 2).then_some(()));
+    eventually("the end of all flows but one", || (proxy.flows().len() == living.len() / 2).then_some(()));
     place.lab.forwarder.execute("ip", &["link", "set", "f0", "down"]).unwrap();
     proxy.wait_message(" 1 directions of spliced connections have no way");
 }
@@ -266,8 +262,7 @@ fn a_stop_resets_hosts_of_sockets_that_nobody_holds(family: Family) {
     let left = place.lab.forwarder.execute("ss", &["-Htan", "state", "fin-wait-1"]).unwrap();
     assert_eq!(left.lines().count(), 2 * CONNECTIONS, "{left}");
     let mut second = place.proxy(true);
-    second.client(&["stop"]);
-    assert!(second.wait().success(), "{}", second.messages());
+    second.shut_down();
     place.all_are_reset(&ends, "after sockets that nobody holds");
 }
 
@@ -277,10 +272,9 @@ const QUEUED: usize = 150_000;
 impl Place {
     /// Connections that were spliced and are back in control mode: both ends of each.
     fn copied(&self, proxy: &Running) -> Vec<TcpStream> {
-        let flows = || -> Vec<Value> { serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap() };
         let ends = self.connections(proxy, "spliced");
-        flows().iter().for_each(|f| drop(proxy.client(&["unsplice", &f["id"].to_string()])));
-        eventually("control mode", || flows().iter().all(|f| f["state"] == "copying").then_some(()));
+        proxy.flows().iter().for_each(|f| drop(proxy.client(&["unsplice", &f["id"].to_string()])));
+        eventually("control mode", || proxy.flows().iter().all(|f| f["state"] == "copying").then_some(()));
         ends
     }
 
@@ -293,7 +287,7 @@ impl Place {
             server.write_all(&[7; QUEUED]).unwrap();
             clients.push(client);
         }
-        eventually("the end of all flows", || (proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
+        proxy.flows_end();
         clients
     }
 }
@@ -324,7 +318,7 @@ fn what_is_still_in_queues_comes_whole(family: Family) {
     let clients = place.queued(&proxy);
     for _ in 0..4 {
         drop(place.connections(&proxy, "spliced"));
-        eventually("the end of all flows", || proxy.client(&["ls", "--json"]).starts_with("[]").then_some(()));
+        proxy.flows_end();
     }
     for mut client in clients {
         let mut got = Vec::new();
@@ -386,10 +380,7 @@ fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
         });
         all.extend([client, server]);
     }
-    eventually("all are spliced", || {
-        let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-        (flows.as_array().unwrap().iter().filter(|f| f["state"] == "spliced").count() == UPLOADS).then_some(())
-    });
+    eventually("all are spliced", || (proxy.flows_in("spliced") == UPLOADS).then_some(()));
     (proxy, all)
 }
 
@@ -400,8 +391,7 @@ fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
 fn a_stop_resets_both_ends_of_uploads(family: Family) {
     let place = Place::new(family);
     let (mut proxy, ends) = uploads(&place, false);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
     place.all_are_reset(&ends, "stop");
     assert!(!place.pins.exist());
 }

@@ -154,7 +154,7 @@ fn connections_that_are_over_leave_no_entries() {
     // If the old entries were left, there would be no slots for this connection.
     scene.curl(Family::V4, &["--proxytunnel", "--fail", "--output", "file", &url(Family::V4, "/slow/file")]);
     scene.same("file", &bytes);
-    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    let counters = scene.proxy.counters();
     assert_eq!(counters["verdicts"]["table-full"], 0, "{counters}");
     assert_eq!(scene.proxy.end(&scene.pins).pop().unwrap()["splices"], 1);
 }
@@ -200,7 +200,7 @@ fn several_servers_as_one_site() {
     for _ in 0..3 {
         assert_eq!(direct(&other), format!("{} other.example {client}\n", SERVER.v4));
     }
-    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    let counters = scene.proxy.counters();
     let proxy = &counters["proxy"];
     assert_eq!((&proxy["retries"], &proxy["servers_down"]), (&1.into(), &1.into()), "{counters}");
     assert!(proxy["reused"].as_u64() >= Some(3), "{counters}");
@@ -262,7 +262,7 @@ fn requests_in_absolute_form() {
     let said = scene.curl(four, &[&code[..], &[&format!("http://{}:1/", SERVER.v4)]].concat());
     assert!(said.starts_with("502 "), "{said}");
 
-    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    let counters = scene.proxy.counters();
     assert!(counters["proxy"]["reused"].as_u64() >= Some(1), "{counters}");
     let records = scene.proxy.end(&scene.pins);
     assert_eq!(counters["proxy"]["requests"].as_u64(), Some(records.len() as u64));

@@ -366,7 +366,7 @@ fn run_in(
     assert!(counters.lines().any(|l| l.split_whitespace().eq(["rewrite-failed", "0"])), "{counters}");
     let all = number * connections * requests as u64;
     let spliced = eventually("each request is counted, once", || {
-        let counters: Value = serde_json::from_str(&program.client(&["counters", "--json"])).unwrap();
+        let counters = program.counters();
         let listener = &counters["listeners"][0];
         let refused: u64 = listener["refused"].as_object()?.values().filter_map(Value::as_u64).sum();
         listener["spliced"].as_u64().filter(|spliced| spliced + refused == all)

@@ -527,16 +527,10 @@ fn a_reset_is_heard_while_the_server_is_silent() {
             let n = client.read(&mut more).unwrap();
             body.extend(&more[..n]);
         }
-        let state = |state: &str| {
-            eventually(state, || {
-                let flows: serde_json::Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-                (flows[0]["state"] == state).then(|| flows[0]["id"].to_string())
-            })
-        };
-        let id = state("spliced");
+        let id = proxy.wait_flow("spliced")["id"].to_string();
         if taken_back {
             proxy.client(&["unsplice", &id]);
-            state("copying");
+            proxy.wait_flow("copying");
         }
         break_off(Break::Rst, client).unwrap();
         match onward.read(&mut [0]) {
@@ -544,7 +538,7 @@ fn a_reset_is_heard_while_the_server_is_silent() {
             Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
             heard => panic!("{taken_back}: {heard:?}"),
         }
-        eventually("the flow is over", || (proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
+        proxy.flows_end();
     }
     proxy.stop(&pins);
 }

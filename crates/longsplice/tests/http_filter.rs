@@ -1,12 +1,11 @@
 //! Replies that pass through a filter: allowed bodies are spliced, whatever their framing; bodies that the filter has to
 //! read are copied; denied ones are not delivered. Needs root and eBPF, and fails without.
 
-use crate::running::{LONGSPLICE, Pins, Running, eventually};
+use crate::running::{LONGSPLICE, Pins, Running};
 use longsplice_lab::{
     Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{
     fs,
@@ -149,8 +148,8 @@ fn run(family: Family) {
         assert!(reply(path).1.starts_with(&body) && !body.windows(12).any(|w| w == b"top \n secret"), "{path}");
     }
 
-    eventually("the end of all flows", || (program.client(&["ls", "--json"]).trim() == "[]").then_some(()));
-    let counters: Value = serde_json::from_str(&program.client(&["counters", "--json"])).unwrap();
+    program.flows_end();
+    let counters = program.counters();
     let counters = ["replies_denied", "replies_filtered"].map(|name| counters["proxy"][name].as_u64());
     assert_eq!(counters, [Some(8), Some(2)]);
     let records = program.end(&pins);

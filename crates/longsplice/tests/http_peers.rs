@@ -106,7 +106,7 @@ impl Scene {
         let mut child = ChildGuard::spawn(command.args(arguments)).unwrap();
         let status = child.wait(PATIENCE);
         let odd = || {
-            let log = fs::read_to_string(self.proxy.access_log()).unwrap_or_default();
+            let log = self.proxy.log();
             log.lines().filter(|line| !line.contains("\"how\":\"closed\"")).collect::<Vec<_>>().join("\n")
         };
         assert!(

@@ -71,8 +71,7 @@ impl Scene {
     /// Waits until the flow of this client is in this state. Returns its ID.
     fn wait_state(&self, client: SocketAddr, state: &str) -> String {
         eventually(state, || {
-            let flows: Value = serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap();
-            let found = flows.as_array().unwrap().iter().find(|f| f["client"] == client.to_string().as_str())?;
+            let found = self.proxy.flows().into_iter().find(|f| f["client"] == client.to_string().as_str())?;
             (found["state"] == state).then(|| found["id"].to_string())
         })
     }

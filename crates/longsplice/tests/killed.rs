@@ -234,7 +234,7 @@ impl Round {
     /// The number of flows that the new process lists. Flows without commands must be among them, or have been taken over and
     /// have ended since.
     fn recovered(&self, proxy: &Running, driver: &Driver) -> usize {
-        let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+        let flows = proxy.flows();
         let known: HashSet<&str> = flows.iter().filter_map(|flow| flow["client"].as_str()).collect();
         let missing: Vec<&String> = driver.steady.iter().filter(|client| !known.contains(client.as_str())).collect();
         let ended = taken_over(proxy).saturating_sub(flows.len());
@@ -248,8 +248,7 @@ impl Round {
         round_trip(&mut connection, b"hello");
         let client = connection.local_addr().unwrap().to_string();
         eventually("the new connection is spliced", || {
-            let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-            flows.iter().any(|flow| flow["client"] == client && flow["state"] == "spliced").then_some(())
+            proxy.flows().iter().any(|flow| flow["client"] == client && flow["state"] == "spliced").then_some(())
         });
         round_trip(&mut connection, &[7; 100_000]);
     }

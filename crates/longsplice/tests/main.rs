@@ -34,6 +34,5 @@ mod tpot;
 mod tpot_inside;
 mod tpot_programs;
 mod tpot_router;
-mod translucent;
 mod transparent;
 mod urgent;

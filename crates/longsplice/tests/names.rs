@@ -1,9 +1,8 @@
 //! A resolver that is dead, wrong or slow takes no server down that is well, and a name that changes is followed. Needs root and
 //! eBPF.
 
-use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
-use longsplice_lab::{Family, Lab, Namespace, Shape, topology};
-use serde_json::Value;
+use crate::running::{AT_ONCE, LONGSPLICE, Setting, connect, echo, eventually, listener, round_trip};
+use longsplice_lab::{Family, Namespace, topology};
 use std::{
     fs,
     io::{Read, Write},
@@ -134,8 +133,8 @@ fn by_socks() -> TcpStream {
     stream
 }
 
-fn all_work(lab: &Lab, what: &str) {
-    lab.client.run(|| {
+fn all_work(setting: &Setting, what: &str) {
+    setting.lab.client.run(|| {
         round_trip(&mut connect(at(PLUG)), what.as_bytes());
         round_trip(&mut connect(at(END_TO_END)), what.as_bytes());
         round_trip(&mut by_socks(), what.as_bytes());
@@ -150,9 +149,17 @@ fn all_work(lab: &Lab, what: &str) {
 #[test]
 #[ignore = "root"]
 fn servers_that_are_well_outlive_a_bad_resolver_and_changes_are_followed() {
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let pins = Pins::of(&lab.forwarder);
-    let dir = tempfile::tempdir().unwrap();
+    let web = "check = { path = \"/\", interval = 0.1, timeout = 2, fall = 1 }";
+    let target = format!("target = \"server.example:{ECHO}\"");
+    let all = [
+        listener("plug", &at(PLUG).to_string(), &target),
+        listener("plug", &at(END_TO_END).to_string(), &format!("{target}\nhandshake = \"end-to-end\"\n{AT_ONCE}")),
+        listener("socks5", &at(SOCKS).to_string(), ""),
+        listener("http", &at(SITE).to_string(), "route = [{ pool = \"web\" }]"),
+        format!("[pool.web]\nservers = [\"server.example:{HTTP}\"]\n{web}\n"),
+    ];
+    let setting = Setting::new(&all.concat());
+    let lab = &setting.lab;
     let [first, second] = [topology::SERVER.v4, topology::SERVER_SECOND.v4];
     lab.server.run(|| {
         for ip in [first, second] {
@@ -161,31 +168,16 @@ fn servers_that_are_well_outlive_a_bad_resolver_and_changes_are_followed() {
         }
     });
     let names = NameServer::start(&lab.forwarder, Says::Address(first));
-    let file = dir.path().join("longsplice.toml");
-    let config = format!(
-        "[[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"server.example:{ECHO}\"\n\
-         [[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"server.example:{ECHO}\"\n\
-         handshake = \"end-to-end\"\npolicy = {{ splice = \"at-once\" }}\n\
-         [[listener]]\nprotocol = \"socks5\"\nlisten = \"{}\"\n\
-         [[listener]]\nprotocol = \"http\"\nlisten = \"{}\"\nroute = [{{ pool = \"web\" }}]\n\
-         [pool.web]\nservers = [\"server.example:{HTTP}\"]\ncheck = {{ path = \"/\", interval = 0.1, timeout = 2, fall = 1 }}\n",
-        at(PLUG),
-        at(END_TO_END),
-        at(SOCKS),
-        at(SITE),
-    );
-    fs::write(&file, config).unwrap();
-    let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
-    let mut proxy = Running::start(with_names(&lab.forwarder, dir.path()), None, &arguments, &[]);
-    let counters = || serde_json::from_str::<Value>(&proxy.client(&["counters", "--json"])).unwrap()["proxy"].clone();
-    all_work(&lab, "at the start");
+    let program = with_names(&lab.forwarder, setting.dir.path());
+    let mut proxy = setting.start_by(program, &["--log-format", "json"]);
+    all_work(&setting, "at the start");
     for says in [Says::NxDomain, Says::Garbage, Says::Nothing, Says::Late(3, first)] {
         names.now(says);
         for _ in 0..3 {
-            all_work(&lab, &format!("{says:?}"));
+            all_work(&setting, &format!("{says:?}"));
         }
     }
-    let seen = counters();
+    let seen = proxy.counters()["proxy"].take();
     assert!(seen["names_stale"].as_u64().unwrap() > 0, "{seen}");
     let failed =
         ["unreachable", "timeouts", "no_server", "servers_down", "handshakes_left"].map(|name| seen[name].as_u64());
@@ -193,14 +185,13 @@ fn servers_that_are_well_outlive_a_bad_resolver_and_changes_are_followed() {
 
     *names.0.lock().unwrap() = (Says::Address(second), 0);
     eventually("the new address", || {
-        all_work(&lab, "changed");
-        let log = fs::read_to_string(proxy.access_log()).unwrap();
+        all_work(&setting, "changed");
+        let records = proxy.records();
         let there = |listener: &str, port: u16| {
             let server = format!("{second}:{port}");
-            let lines = log.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
-            lines.filter(|l| l["listener"] == listener).any(|l| l["server"] == server)
+            records.iter().any(|r| r["listener"] == listener && r["server"] == server)
         };
         (there("plug", ECHO) && there("socks5", ECHO) && there("http", HTTP)).then_some(())
     });
-    proxy.stop(&pins);
+    proxy.stop(&setting.pins[0]);
 }

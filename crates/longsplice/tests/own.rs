@@ -130,7 +130,7 @@ fn own_services_are_guarded_and_no_connection_comes_back() {
     assert!(site.starts_with("HTTP/1.1 403") || site.starts_with("HTTP/1.1 5"), "{site}");
     drop((to_server, opened));
     let counters: Value = eventually("the end of all connections", || {
-        let all: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+        let all = proxy.counters();
         (all["proxy"]["live"] == 0).then(|| all["proxy"].clone())
     });
     let log = proxy.end(&pins);

@@ -8,7 +8,6 @@ use longsplice_lab::{
     traffic::{self, Cue, Script, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
@@ -62,8 +61,7 @@ impl Place {
 }
 
 fn states(proxy: &Running) -> Vec<String> {
-    let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-    flows.iter().map(|f| f["state"].as_str().unwrap().to_owned()).collect()
+    proxy.flows().iter().map(|f| f["state"].as_str().unwrap().to_owned()).collect()
 }
 
 fn eventually_spliced(proxy: &Running, n: usize) {
@@ -243,8 +241,7 @@ fn a_device_that_is_renamed_stays() {
     proxy.wait_message(&format!("{last} is gone: nothing is spliced there until"));
     let said = proxy.messages();
     assert!(said.contains("WARN") && !said.contains("nothing is spliced there\n"), "{said}");
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
 }
 
 /// Processes of other namespaces remove their folders, and dead ones, at any time.

@@ -7,10 +7,7 @@ use longsplice_lab::{
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::{
-    fs,
-    net::{TcpListener, TcpStream},
-};
+use std::net::{TcpListener, TcpStream};
 
 const PORT: u16 = 7001;
 
@@ -34,11 +31,11 @@ impl Place {
 
     /// A spliced connection that has carried so many bytes each way.
     fn spliced(&self, proxy: &Running, bytes: usize) -> TcpStream {
-        let before = flows(proxy).len();
+        let before = proxy.flows().len();
         let mut stream = self.lab.client.run(|| connect(FORWARDER_TO_CLIENT.port(Family::V4, PORT)));
         round_trip(&mut stream, &[1]);
         eventually("it is spliced", || {
-            let flows = flows(proxy);
+            let flows = proxy.flows();
             (flows.len() > before && flows.iter().all(|f| f["state"] != "copying")).then_some(())
         });
         round_trip(&mut stream, &vec![2; bytes - 1]);
@@ -46,18 +43,9 @@ impl Place {
     }
 }
 
-fn flows(proxy: &Running) -> Vec<Value> {
-    serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap()
-}
-
-fn lines(proxy: &Running) -> Vec<Value> {
-    let log = fs::read_to_string(proxy.access_log()).unwrap();
-    log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 /// The line of a client, once there is one.
 fn line(proxy: &Running, client: &str) -> Value {
-    eventually("a line", || lines(proxy).into_iter().find(|line| line["client"] == client))
+    eventually("a line", || proxy.records().into_iter().find(|line| line["client"] == client))
 }
 
 fn assert_line(line: &Value, how: &str, bytes: u64, since: u64) {
@@ -76,14 +64,14 @@ fn the_next_process_records_what_outlived_the_last() {
     let clients = [&ends, &stays].map(|stream| stream.local_addr().unwrap().to_string());
     first.kill();
     let mut second = place.proxy(&[]);
-    let found = flows(&second);
+    let found = second.flows();
     assert_eq!(found.len(), 2, "{found:?}");
     round_trip(&mut ends, &[3; 50_000]);
     round_trip(&mut stays, &[3; 70_000]);
     drop(ends);
     assert_line(&line(&second, &clients[0]), "closed", 150_000, 50_000);
     // each command knows of a flow that `ls` shows
-    let [id] = &flows(&second)[..] else { panic!("one is left") };
+    let [id] = &second.flows()[..] else { panic!("one is left") };
     let id = id["id"].to_string();
     for command in ["splice", "unsplice"] {
         let why = second.client_error(&[command, &id]);
@@ -92,10 +80,9 @@ fn the_next_process_records_what_outlived_the_last() {
         assert!(why.contains("there is no flow 999"), "{why}");
     }
     second.client(&["inspect", &id]);
-    second.client(&["stop"]);
-    assert!(second.wait().success());
+    second.shut_down();
     assert_line(&line(&second, &clients[1]), "stopped", 170_000, 70_000);
-    assert_eq!(lines(&second).len(), 2, "each once");
+    assert_eq!(second.records().len(), 2, "each once");
     assert!(!place.pins.exist());
 }
 
@@ -122,5 +109,5 @@ fn a_flow_that_is_left_is_recorded_by_whoever_sees_its_end() {
     drop(stream);
     assert_line(&line(&third, &client), "closed", 140_000, 20_000);
     third.stop(&place.pins);
-    assert_eq!(lines(&third).len(), 1);
+    assert_eq!(third.records().len(), 1);
 }

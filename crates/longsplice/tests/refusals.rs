@@ -76,8 +76,7 @@ impl Place {
 fn refusal(proxy: &Running, stream: &mut std::net::TcpStream) -> String {
     round_trip(stream, &[1; 100_000]);
     let refusal = eventually("a decision", || {
-        let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-        let flow = flows.into_iter().find(|f| f["state"] == "spliced" || !f["refusal"].is_null())?;
+        let flow = proxy.flows().into_iter().find(|f| f["state"] == "spliced" || !f["refusal"].is_null())?;
         Some(flow["refusal"].as_str().unwrap_or("spliced").to_owned())
     });
     let listener = listeners(proxy).remove(0);
@@ -92,8 +91,7 @@ fn refusal(proxy: &Running, stream: &mut std::net::TcpStream) -> String {
 }
 
 fn listeners(proxy: &Running) -> Vec<Value> {
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-    counters["listeners"].as_array().unwrap().clone()
+    proxy.counters()["listeners"].as_array().unwrap().clone()
 }
 
 #[test]
@@ -287,8 +285,7 @@ fn bodies_that_would_be_slower_spliced_are_copied() {
         let mut stream = place.lab.client.run(|| connect(front));
         write!(stream, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n").unwrap();
         eventually("a refusal in the list", || {
-            let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-            let flow = flows.iter().find(|flow| flow["refusal"] == "path")?;
+            let flow = proxy.flows().into_iter().find(|flow| flow["refusal"] == "path")?;
             let path = &flow["path"];
             assert_eq!((&path["cause"], &path["sender"]), (&"rtt".into(), &"server".into()), "{flow}");
             assert!(path["rtt_us"]["client"].as_u64() >= Some(20_000), "{flow}");

@@ -10,7 +10,6 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use nix::sys::socket::{setsockopt, sockopt::Linger};
-use serde_json::Value;
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -35,15 +34,6 @@ enum Then {
     TakenBack,
     /// It drains: the receiver has not acknowledged what came before.
     Drains,
-}
-
-fn flow(program: &Running) -> Option<Value> {
-    let flows: Vec<Value> = serde_json::from_str(&program.client(&["ls", "--json"])).unwrap();
-    flows.into_iter().next()
-}
-
-fn is(program: &Running, state: &str) -> Option<()> {
-    (flow(program)?["state"] == state).then_some(())
 }
 
 fn reset(stream: TcpStream) {
@@ -75,31 +65,31 @@ fn arrives_before_the_reset(from_client: bool, then: Then) {
     let onward = listener.accept().unwrap().0;
     onward.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut sender, mut receiver) = if from_client { (client, onward) } else { (onward, client) };
-    let id = eventually("a flow", || flow(&program))["id"].to_string();
+    let id = program.wait_flow("copying")["id"].to_string();
     let mut bytes = vec![0; BYTES];
     pattern::fill(SEED, 0, &mut bytes);
     let mut before = 0;
     if then == Then::TakenBack {
         program.client(&["splice", &id]);
-        eventually("spliced", || is(&program, "spliced"));
+        program.wait_flow("spliced");
         before = 1000;
         sender.write_all(&bytes[..before]).unwrap();
         receiver.read_exact(&mut vec![0; before]).unwrap();
         program.client(&["unsplice", &id]);
-        eventually("copying", || is(&program, "copying"));
+        program.wait_flow("copying");
     }
     sender.write_all(&bytes[before..]).unwrap();
     eventually("the proxy has got everything", || (path_facts(&sender).unwrap().outstanding == 0).then_some(()));
     if then == Then::Drains {
         program.client(&["splice", &id]);
-        eventually("draining", || is(&program, "draining"));
+        program.wait_flow("draining");
     }
     let resets = || lab.forwarder.run(|| counter_here("Tcp", "EstabResets").unwrap());
     let count = resets();
     reset(sender);
     eventually("the reset has come", || (resets() > count).then_some(()));
     if then == Then::Drains {
-        eventually("the drain is over", || is(&program, "draining").is_none().then_some(()));
+        eventually("the drain is over", || (program.flows_in("draining") == 0).then_some(()));
     }
     let got = all_before_the_reset(&mut receiver);
     assert_eq!(
@@ -288,7 +278,7 @@ fn what_is_cut_off_behind_a_reply_answers_no_request() {
             body
         };
         client.write_all(format!("{}\r\n", line("GET", "/long", site)).as_bytes()).unwrap();
-        eventually("draining", || is(&program, "draining"));
+        program.wait_flow("draining");
         drains.send(()).unwrap();
         assert!(body(&mut client, LENGTH).iter().all(|b| *b == b'x'));
         client.write_all(format!("{}\r\n", line("GET", "/next", site)).as_bytes()).unwrap();

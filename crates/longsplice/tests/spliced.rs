@@ -1,6 +1,6 @@
 //! The program with its kernel path: every test needs root and eBPF, and fails without.
 
-use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, longsplice, round_trip};
+use crate::running::{LONGSPLICE, Pins, Running, connect, echo, longsplice, round_trip};
 use longsplice_lab::{
     Family, Lab, Options, Shape, topology,
     traffic::{Script, connect as traffic_connect, converse, intact, listen, serve},
@@ -42,28 +42,10 @@ impl Scene {
         self.lab.client.run(|| connect(Scene::address()))
     }
 
-    fn flow(&self) -> Value {
-        let flows: Value = serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap();
-        flows[0].clone()
-    }
-
-    fn wait_state(&self, state: &str) {
-        eventually(state, || {
-            let flows: Value = serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap();
-            flows.as_array().unwrap().iter().any(|f| f["state"] == state).then_some(())
-        });
-    }
-
     /// The client closes, the flow ends normally, the proxy is stopped, and nothing is left.
     fn end(&mut self, connection: TcpStream) {
         drop(connection);
         self.proxy.stop(&self.pins);
-    }
-
-    /// Packets with this verdict so far.
-    fn verdict(&self, name: &str) -> u64 {
-        let counters: Value = serde_json::from_str(&self.proxy.client(&["counters", "--json"])).unwrap();
-        counters["verdicts"][name].as_u64().unwrap()
     }
 }
 
@@ -73,11 +55,11 @@ fn a_spliced_flow_is_listed_counted_and_logged() {
     let mut scene = Scene::new(&[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
-    scene.wait_state("spliced");
-    let before = scene.verdict("forwarded");
+    scene.proxy.wait_flow("spliced");
+    let before = scene.proxy.count("verdicts", "forwarded");
     round_trip(&mut connection, &[7; 5000]);
-    assert!(scene.verdict("forwarded") > before);
-    let flow = scene.flow();
+    assert!(scene.proxy.count("verdicts", "forwarded") > before);
+    let flow = scene.proxy.flow();
     assert_eq!(
         (&flow["refusal"], &flow["bytes_up"], &flow["bytes_down"]),
         (&Value::Null, &5005.into(), &5005.into()),
@@ -86,7 +68,7 @@ fn a_spliced_flow_is_listed_counted_and_logged() {
     assert!(scene.proxy.client(&["ls"]).contains("device > forward > device"));
     assert!(scene.proxy.client_error(&["splice", "999"]).contains("there is no flow 999"));
     scene.end(connection);
-    let log = fs::read_to_string(scene.proxy.access_log()).unwrap();
+    let log = scene.proxy.log();
     assert!(log.contains("how=closed bytes_up=5005 bytes_down=5005") && log.contains("splices=1"), "{log}");
 }
 
@@ -96,17 +78,17 @@ fn a_flow_is_taken_back_by_command_and_spliced_again() {
     let mut scene = Scene::new(&[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
-    scene.wait_state("spliced");
-    let id = scene.flow()["id"].to_string();
+    scene.proxy.wait_flow("spliced");
+    let id = scene.proxy.flow()["id"].to_string();
     scene.proxy.client(&["unsplice", &id]);
-    scene.wait_state("copying");
+    scene.proxy.wait_flow("copying");
     round_trip(&mut connection, &[8; 5000]);
-    assert_eq!(scene.flow()["state"], "copying", "it stays until it is told otherwise");
+    assert_eq!(scene.proxy.flow()["state"], "copying", "it stays until it is told otherwise");
     scene.proxy.client(&["splice", &id]);
-    scene.wait_state("spliced");
+    scene.proxy.wait_flow("spliced");
     round_trip(&mut connection, &[9; 5000]);
     scene.end(connection);
-    let log = fs::read_to_string(scene.proxy.access_log()).unwrap();
+    let log = scene.proxy.log();
     assert!(log.contains("how=closed bytes_up=10005 bytes_down=10005") && log.contains("splices=2"), "{log}");
 }
 
@@ -122,7 +104,7 @@ fn a_proxy_that_was_stopped_and_continued_hears_of_ends() {
     }
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
-    scene.wait_state("spliced");
+    scene.proxy.wait_flow("spliced");
     scene.end(connection);
     assert!(!scene.proxy.messages().contains("events"), "{}", scene.proxy.messages());
 }
@@ -133,11 +115,10 @@ fn flows_that_are_left_go_on_until_they_are_flushed() {
     let mut scene = Scene::new(&["--leave-flows"]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
-    scene.wait_state("spliced");
-    scene.proxy.client(&["stop"]);
-    assert!(scene.proxy.wait().success());
+    scene.proxy.wait_flow("spliced");
+    scene.proxy.shut_down();
     assert!(scene.proxy.messages().contains("1 flows left running"), "{}", scene.proxy.messages());
-    assert!(fs::read_to_string(scene.proxy.access_log()).unwrap().contains("how=left"));
+    assert!(scene.proxy.log().contains("how=left"));
     round_trip(&mut connection, &[7; 100_000]);
     let flushed = scene.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
     assert!(flushed.contains("removed"), "{flushed}");
@@ -150,7 +131,7 @@ fn flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
     let mut scene = Scene::new(&[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
-    scene.wait_state("spliced");
+    scene.proxy.wait_flow("spliced");
     scene.proxy.kill();
     round_trip(&mut connection, &[7; 100_000]);
     // A failed start does not harm the flows either.
@@ -161,7 +142,7 @@ fn flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
     round_trip(&mut connection, &[9; 100_000]);
     let mut second = scene.connect();
     round_trip(&mut second, b"hello again");
-    scene.wait_state("spliced");
+    scene.proxy.wait_flow("spliced");
 }
 
 #[test]
@@ -174,9 +155,9 @@ fn what_is_never_spliced_is_no_work_of_the_data_path() {
     scene.proxy = Running::start(scene.lab.forwarder.command(LONGSPLICE), None, &never, &[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, &[7; 100_000]);
-    let flow = scene.flow();
+    let flow = scene.proxy.flow();
     assert_eq!((&flow["state"], &flow["refusal"]), (&"copying".into(), &"policy".into()));
-    assert_eq!(["local", "local-out"].map(|name| scene.verdict(name)), [0, 0]);
+    assert_eq!(["local", "local-out"].map(|name| scene.proxy.count("verdicts", name)), [0, 0]);
     scene.end(connection);
 }
 
@@ -373,6 +354,6 @@ fn stream_by_xdp(lab: &Lab, family: Family) -> impl Fn(&str) -> u64 {
     let opener = Script::opener(7).bytes(3_000_000);
     let client = converse(lab.client.run(|| traffic_connect(at, &opener)).unwrap(), &opener);
     intact(&client, &serving.join()[0]).unwrap();
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    let counters = proxy.counters();
     move |name| counters["verdicts"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {counters}"))
 }

@@ -5,7 +5,6 @@ use longsplice_lab::{
     Family, Lab, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use serde_json::Value;
 use std::{
     fs,
     io::{Read, Write},
@@ -45,28 +44,21 @@ fn files_equal_what_has_passed() {
             Running::start(lab.forwarder.command(LONGSPLICE), None, &["--plug", &plug, "--splice", "at-once"], &more);
         let opener = Script::opener(7).bytes(12_000_000).pace(12_000_000);
         let client = lab.client.spawn(move || converse(connect(at, &opener).unwrap(), &opener));
-        let wait = |state: &str| {
-            eventually(state, || {
-                let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-                (flows[0]["state"] == state).then_some(())
-            });
-        };
-        wait("spliced");
+        proxy.wait_flow("spliced");
         proxy.client(&["unsplice", "1"]);
-        wait("copying");
+        proxy.wait_flow("copying");
         proxy.client(&["splice", "1"]);
-        wait("spliced");
+        proxy.wait_flow("spliced");
         let (client, server) = (client.join().unwrap(), serving.join().remove(0));
         intact(&client, &server).unwrap();
         let counters = eventually("both streams in their files", || {
-            let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+            let counters = proxy.counters();
             (counters["proxy"]["tap_bytes"] == 24_000_000).then_some(counters)
         });
         assert_eq!((&counters["proxy"]["tap_gap_bytes"], &counters["proxy"]["tap_errors"]), (&0.into(), &0.into()));
         assert!(counters["verdicts"]["tapped"].as_u64().unwrap() > 0, "{counters}");
         assert_eq!(counters["verdicts"]["tap-lost"], 0);
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
+        proxy.shut_down();
         for (end, report) in [("-client", &client), ("-server", &server)] {
             let [file] = &files(&taps, end)[..] else { panic!("one file {end}: {:?}", files(&taps, "")) };
             let from = client.local.unwrap();
@@ -97,21 +89,17 @@ fn taps_end_with_their_process() {
         let mut proxy = start(&["--tap", dir.path().to_str().unwrap()]);
         let mut connection = lab.client.run(|| running::connect(at));
         round_trip(&mut connection, b"hello");
-        eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
+        proxy.wait_flow("spliced");
         round_trip(&mut connection, &[7; 100_000]);
         if leave {
-            proxy.client(&["stop"]);
-            assert!(proxy.wait().success());
+            proxy.shut_down();
             assert_eq!(files(dir.path(), "").iter().map(|f| f.metadata().unwrap().len()).sum::<u64>(), 200_010);
         } else {
             proxy.kill();
             round_trip(&mut connection, &[8; 100_000]);
         }
         proxy = start(&[]);
-        let copies = || {
-            let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-            ["tapped", "tap-lost"].map(|name| counters["verdicts"][name].as_u64().unwrap())
-        };
+        let copies = || ["tapped", "tap-lost"].map(|name| proxy.count("verdicts", name));
         let before = copies();
         assert!(before[0] > 0);
         round_trip(&mut connection, &[9; 100_000]);
@@ -171,10 +159,7 @@ fn nothing_looks_whole_on_a_full_disk() {
     let taps = disk.0.path().join("taps");
     let proxy = Running::copying(&loopback_echo(), &["--tap", taps.to_str().unwrap()]);
     let full = disk.0.path().join("full");
-    let errors = || {
-        let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-        counters["proxy"]["tap_errors"].as_u64().unwrap()
-    };
+    let errors = || proxy.count("proxy", "tap_errors");
     let body: Vec<u8> = (0..100_000u32).map(|i| 1 + (i.wrapping_mul(i) >> 7) as u8 % 255).collect();
     // before the disk is full; while it is full, so that the end cannot be recorded; and with space again
     let (mut parts, mut names) = (0, 0);

@@ -70,10 +70,6 @@ impl Scene {
         assert!(status.is_some_and(|s| s.success()), "{status:?}: {}", curl.output());
         assert_eq!(<[u8; 32]>::from(Sha256::digest(fs::read(self.path(output)).unwrap())), self.digest, "{output}");
     }
-
-    fn flows(&self) -> Vec<Value> {
-        serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap()
-    }
 }
 
 fn configuration() -> String {
@@ -157,7 +153,7 @@ fn haproxy_before_and_nginx_behind_agree_on_the_client() {
     assert_eq!(fs::read_to_string(scene.path("who")).unwrap(), format!("127.0.0.9 {ANNOUNCED}"));
     let download = ask("/file", "download");
     let client = eventually("a spliced flow", || {
-        let flows = scene.flows();
+        let flows = scene.proxy.flows();
         flows.iter().find(|f| f["state"] == "spliced").map(|f| f["client"].as_str().unwrap().to_owned())
     });
     assert!(client.starts_with("127.0.0.9:"), "{client}");

@@ -1,16 +1,19 @@
 //! Translucent proxying through the real program: `longsplice tpot host` on the client's host, and a listener of
 //! `protocol = "tpot"` on its route. Needs root and eBPF.
 
-use crate::running::{LONGSPLICE, Pins, echo, eventually, round_trip};
-use crate::translucent::{
-    AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners, service, stop,
+use crate::running::{
+    AT_ONCE, LONGSPLICE, Pins, eventually, round_trip,
+    translucent::{
+        FILE_SERVER, PATIENCE, PORT, SECOND_PORT, listeners, service, stop, translucent, translucent_at,
+        translucent_with,
+    },
 };
 use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, topology};
 use serde_json::Value;
 use std::{
     fs,
     io::{self, ErrorKind, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
     process::{Command, Output},
     thread,
@@ -21,8 +24,8 @@ use test_case::test_case;
 #[test]
 #[ignore = "root"]
 fn programs_that_know_nothing_of_it() {
-    let here = Translucent::new();
-    let (mut proxy, host) = (here.proxy(), here.host());
+    let here = translucent();
+    let (mut proxy, host) = (here.start(), here.host());
     let site = tempfile::tempdir().unwrap();
     let file: Vec<u8> = (0..20_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     fs::write(site.path().join("file"), &file).unwrap();
@@ -35,31 +38,27 @@ fn programs_that_know_nothing_of_it() {
         let mut curl: Command = here.lab.client.command("curl");
         let got = curl.args(["-sS", "--max-time", "20", "-g", &format!("http://{at}/file")]).output().unwrap();
         assert!(got.status.success() && got.stdout == file, "{}", String::from_utf8_lossy(&got.stderr));
-        let line = eventually("a line of the access log", || {
-            let log = fs::read_to_string(proxy.access_log()).unwrap();
-            log.lines().find(|l| l.contains(&format!("{at}"))).map(str::to_owned)
-        });
+        let line = proxy.wait_line(&[&at.to_string()]);
         assert!(line.contains("tpot") && line.contains(" splices=1 "), "{line}");
         let tunnels = here.tunnels();
         let ours = tunnels.iter().find(|t| t["remote"] == at.to_string()).unwrap_or_else(|| panic!("{tunnels:?}"));
         assert_eq!((&ours["role"], &ours["over"]), (&"asker".into(), &true.into()), "{ours}");
     }
     assert!(stop(host).contains("opened: 2"));
-    assert_eq!(["intercepted", "opened"].map(|name| counter(&proxy, "tpot", name)), [2, 2]);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    assert_eq!(["intercepted", "opened"].map(|name| proxy.count("tpot", name)), [2, 2]);
+    proxy.shut_down();
 }
 
 /// A host and a proxy that want tunnels in UDP have them, and the list shows it.
 #[test]
 #[ignore = "root"]
 fn tunnels_in_udp() {
-    let here = Translucent::with(&(listeners(PORT, AT_ONCE) + "[tpot]\nudp = \"fallback\"\n"));
+    let here = translucent_with(&(listeners(PORT, AT_ONCE) + "[tpot]\nudp = \"fallback\"\n"));
     let trusted = ["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"];
-    let (proxy, host) = (here.proxy(), here.host_that_trusts(&[&trusted[..], &["--udp", "always"]].concat()));
+    let (proxy, host) = (here.start(), here.host_that_trusts(&[&trusted[..], &["--udp", "always"]].concat()));
     for family in Family::BOTH {
         let at = topology::SERVER.port(family, PORT);
-        echo(here.serve(at));
+        here.echo(at);
         let mut stream = here.connect(at);
         round_trip(&mut stream, b"hello");
         let tunnels = here.tunnels();
@@ -69,7 +68,7 @@ fn tunnels_in_udp() {
         let list = String::from_utf8(list.stdout).unwrap();
         assert!(list.lines().any(|l| l.contains(&at.to_string()) && l.contains(" in UDP ")), "{list}");
     }
-    assert_eq!(["opened", "opened-udp"].map(|name| counter(&proxy, "tpot", name)), [2, 2]);
+    assert_eq!(["opened", "opened-udp"].map(|name| proxy.count("tpot", name)), [2, 2]);
     assert!(stop(host).contains("opened-udp: 2"));
     let wrong = Command::new(LONGSPLICE).args(["tpot", "host", "--port", "80", "--udp", "yes"]).output().unwrap();
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("write never, fallback or always"), "{wrong:?}");
@@ -79,8 +78,8 @@ fn tunnels_in_udp() {
 #[test]
 #[ignore = "root"]
 fn doctor_probes_the_tunnel() {
-    let here = Translucent::new();
-    let (_proxy, _host) = (here.proxy(), here.host());
+    let here = translucent();
+    let (_proxy, _host) = (here.start(), here.host());
     let doctor = |family, port| {
         let named = format!("{},{}", topology::FORWARDER_TO_CLIENT.ip(family), topology::SERVER.port(family, port));
         let output =
@@ -140,10 +139,10 @@ fn the_firewalls_forward_policy() {
     let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
     let allow = "rules = [{ action = \"allow\" }]\n";
     let both = listeners(PORT, AT_ONCE) + &listeners(SECOND_PORT, &(allow.to_owned() + AT_ONCE));
-    let here = Translucent::at(lab, &both);
-    let (proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_at(lab, &both);
+    let (proxy, _host) = (here.start(), here.host());
     let serving =
-        Family::BOTH.map(|family| [PORT, SECOND_PORT].map(|port| here.serve(topology::SERVER.port(family, port))));
+        Family::BOTH.map(|family| [PORT, SECOND_PORT].map(|port| here.listen(topology::SERVER.port(family, port))));
     let connects = |family, port| {
         let at = topology::SERVER.port(family, port);
         here.lab.client.run(|| TcpStream::connect_timeout(&at, Duration::from_secs(10))).is_ok()
@@ -151,7 +150,7 @@ fn the_firewalls_forward_policy() {
     for family in Family::BOTH {
         assert!(connects(family, PORT) && connects(family, SECOND_PORT), "{family:?}");
     }
-    assert_eq!(counter(&proxy, "tpot", "opened"), 4);
+    assert_eq!(proxy.count("tpot", "opened"), 4);
     let policy = "table inet t { chain guard { type filter hook forward priority 0; policy drop; }; }";
     here.lab.forwarder.execute("nft", &[policy]).unwrap();
     let says = || proxy.messages().matches("the firewall's chain guard drops what is forwarded").count();
@@ -162,9 +161,9 @@ fn the_firewalls_forward_policy() {
     }
     here.lab.forwarder.execute("nft", &["delete table inet t"]).unwrap();
     for family in Family::BOTH {
-        let opened = counter(&proxy, "tpot", "opened");
+        let opened = proxy.count("tpot", "opened");
         eventually("it is intercepted again", || {
-            connects(family, PORT).then(|| counter(&proxy, "tpot", "opened")).filter(|now| *now > opened)
+            connects(family, PORT).then(|| proxy.count("tpot", "opened")).filter(|now| *now > opened)
         });
     }
     drop(serving);
@@ -179,8 +178,8 @@ fn http_and_tls_inside() {
     let of_http = format!("inside = \"http\"\n{rules}, {{ action = \"deny\", path = \"/secret/*\" }}]\n");
     let of_tls = format!("inside = \"tls\"\n{rules}]\n");
     let both = listeners(PORT, &(of_http + AT_ONCE)) + &listeners(SECOND_PORT, &(of_tls + AT_ONCE));
-    let here = Translucent::with(&both);
-    let (mut proxy, host) = (here.proxy(), here.host());
+    let here = translucent_with(&both);
+    let (mut proxy, host) = (here.start(), here.host());
     let site = tempfile::tempdir().unwrap();
     let file: Vec<u8> = (0..20_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     fs::write(site.path().join("file"), &file).unwrap();
@@ -202,12 +201,6 @@ fn http_and_tls_inside() {
         let mut curl: Command = here.lab.client.command("curl");
         curl.args(["-sSgk", "--max-time", "20"]).args(arguments).output().unwrap()
     };
-    let logged = |what: &[&str]| {
-        eventually("a line of the access log", || {
-            let log = fs::read_to_string(proxy.access_log()).unwrap();
-            log.lines().find(|line| what.iter().all(|w| line.contains(w))).map(str::to_owned)
-        })
-    };
     for family in Family::BOTH {
         let at = topology::SERVER.port(family, PORT);
         let _server = serve(at, &[]);
@@ -215,8 +208,8 @@ fn http_and_tls_inside() {
         let (file_at, missing) = (format!("http://{at}/file"), format!("http://{at}/none"));
         let got = curl(&["-HHost: good.test", &file_at, "--next", "-sS", "-o/dev/null", &missing]);
         assert!(got.status.success() && got.stdout == file, "{}", String::from_utf8_lossy(&got.stderr));
-        logged(&["http", "good.test:7000", &at.to_string(), "GET", "200"]);
-        logged(&[&at.to_string(), "GET", "404"]);
+        proxy.wait_line(&["http", "good.test:7000", &at.to_string(), "GET", "200"]);
+        proxy.wait_line(&[&at.to_string(), "GET", "404"]);
         for denied in [["-HHost: bad.test", &file_at], ["-HHost: good.test", &format!("http://{at}/secret/1")]] {
             let got = curl(&[&["-o/dev/null", "-w%{http_code}"], &denied[..]].concat());
             assert_eq!(String::from_utf8_lossy(&got.stdout), "403", "{denied:?}");
@@ -232,19 +225,18 @@ fn http_and_tls_inside() {
             let got = curl(&["--resolve", &resolve, &format!("https://{name}:{SECOND_PORT}/file")]);
             assert_eq!(got.status.success() && got.stdout == file, allowed, "{}", String::from_utf8_lossy(&got.stderr));
         }
-        logged(&["tls", "good.test:7001", &at.to_string()]);
-        logged(&["tls", "bad.test:7001", "denied"]);
+        proxy.wait_line(&["tls", "good.test:7001", &at.to_string()]);
+        proxy.wait_line(&["tls", "bad.test:7001", "denied"]);
         // a client that names no server
         let got = curl(&[&format!("https://{at}/file")]);
         assert!(got.status.success() && got.stdout == file, "{}", String::from_utf8_lossy(&got.stderr));
     }
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    let counters = proxy.counters();
     assert!(counters["proxy"]["replies_spliced"].as_u64() >= Some(2), "{counters}");
     let spliced = |i: usize| counters["listeners"][i]["spliced"].as_u64().unwrap();
     assert_eq!([2, 3].map(spliced), [2, 2], "{counters}");
     stop(host);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
 }
 
 /// Replies are served from a cache without a connection to the server, but only to clients of the server that sent them: a
@@ -254,15 +246,15 @@ fn http_and_tls_inside() {
 fn replies_from_a_cache() {
     let cache = tempfile::tempdir().unwrap();
     let cached = format!("inside = \"http\"\ncache = {{ dir = \"{}\" }}\n{AT_ONCE}", cache.path().display());
-    let here = Translucent::with(&listeners(PORT, &cached));
-    let (proxy, host) = (here.proxy(), here.host());
-    let count = |name| counter(&proxy, "proxy", name);
+    let here = translucent_with(&listeners(PORT, &cached));
+    let (proxy, host) = (here.start(), here.host());
+    let count = |name| proxy.count("proxy", name);
     for (n, family) in (1..).zip(Family::BOTH) {
         let at = topology::SERVER.port(family, PORT);
         let body: Vec<u8> = at.to_string().into_bytes().repeat(200_000);
         let head = format!("Cache-Control: max-age=600\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
         let answer = [b"HTTP/1.1 200 OK\r\n", head.as_bytes(), &body].concat();
-        let listener = here.lab.server.run(|| TcpListener::bind(at)).unwrap();
+        let listener = here.listen(at);
         // answers one request; then nobody can connect
         let server = here.lab.server.spawn(move || {
             let mut stream = listener.accept().unwrap().0;
@@ -289,11 +281,11 @@ fn replies_from_a_cache() {
 #[test]
 #[ignore = "root"]
 fn servers_are_told_the_client() {
-    let here = Translucent::with(&listeners(PORT, "proxy_protocol = { send = \"v2\" }"));
-    let (_proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&listeners(PORT, "proxy_protocol = { send = \"v2\" }"));
+    let (_proxy, _host) = (here.start(), here.host());
     for family in Family::BOTH {
         let at = topology::SERVER.port(family, PORT);
-        let server = here.serve(at);
+        let server = here.listen(at);
         let mut client = here.connect(at);
         client.write_all(b"hello").unwrap();
         let (mut accepted, from) = server.accept().unwrap();
@@ -324,16 +316,16 @@ fn servers_are_told_the_client() {
 fn buffers_are_bounded_and_shown() {
     const QUEUE: usize = 128 << 10;
     const CLIENTS: usize = 32; // the kernel counts memory to one megabyte for each processor
-    let here = Translucent::with(&listeners(PORT, "policy = { splice = \"never\" }"));
+    let here = translucent_with(&listeners(PORT, "policy = { splice = \"never\" }"));
     for machine in [&here.lab.client, &here.lab.forwarder, &here.lab.server] {
         for name in ["tcp_rmem", "tcp_wmem"] {
             machine.execute("sysctl", &["-qw", &format!("net.ipv4.{name}=4096 {QUEUE} {QUEUE}")]).unwrap();
         }
     }
-    let (proxy, _host) = (here.proxy(), here.host());
+    let (proxy, _host) = (here.start(), here.host());
     for family in Family::BOTH {
         let at = topology::SERVER.port(family, PORT);
-        let server = here.serve(at);
+        let server = here.listen(at);
         let fill = || {
             let mut client = here.connect(at);
             client.write_all(b"go").unwrap();
@@ -353,7 +345,7 @@ fn buffers_are_bounded_and_shown() {
             filled.into_iter().map(|f| f.join().unwrap()).collect()
         });
         let sum = all.iter().map(|(_, _, sent)| sent).sum::<u64>();
-        assert!(counter(&proxy, "proxy", "tcp_memory") > sum / 2);
+        assert!(proxy.count("proxy", "tcp_memory") > sum / 2);
         let clients: Vec<_> = all.into_iter().map(|(client, ..)| client).collect(); // the servers close
         let read = clients.into_iter().map(|mut client| io::copy(&mut client, &mut io::sink()).unwrap());
         assert_eq!(read.sum::<u64>(), sum);
@@ -373,25 +365,24 @@ fn a_service_of_systemd() {
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn connections_outlive_the_processes(family: Family) {
-    let here = Translucent::new();
-    let (mut proxy, host) = (here.proxy(), here.host());
+    let here = translucent();
+    let (mut proxy, host) = (here.start(), here.host());
     let at = topology::SERVER.port(family, PORT);
-    echo(here.serve(at));
+    here.echo(at);
     let connect = || here.connect(at);
     let mut early = connect();
     round_trip(&mut early, &[7; 100_000]);
     eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
     assert!(stop(host).contains("1 connections stay"));
     round_trip(&mut early, &[8; 100_000]);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
     round_trip(&mut early, &[9; 100_000]);
-    let mut proxy = here.proxy();
+    let mut proxy = here.start();
     eventually("adopted", || proxy.client(&["ls"]).contains("recovered").then_some(()));
     round_trip(&mut early, &[9; 100_000]);
     proxy.kill();
     round_trip(&mut early, &[9; 100_000]);
-    let (mut proxy, host) = (here.proxy(), here.host());
+    let (mut proxy, host) = (here.start(), here.host());
     round_trip(&mut early, &[1; 100_000]);
     let mut late = connect();
     round_trip(&mut late, &[2; 100_000]);
@@ -399,20 +390,19 @@ fn connections_outlive_the_processes(family: Family) {
     drop((early, late));
     eventually("the end of both", || here.tunnels().iter().all(|t| t["over"] == true).then_some(()));
     assert!(stop(host).contains("stopped"));
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
 }
 
 /// Nobody is asked to stop: connections go on, new ones still ask, and the next process takes all of them over.
 #[test]
 #[ignore = "root"]
 fn the_program_of_the_host_is_killed() {
-    let here = Translucent::new();
-    let (proxy, mut host) = (here.proxy(), here.host());
+    let here = translucent();
+    let (proxy, mut host) = (here.start(), here.host());
     let mut all = Vec::new();
     for family in Family::BOTH {
         let at = topology::SERVER.port(family, PORT);
-        echo(here.serve(at));
+        here.echo(at);
         let mut early = here.connect(at);
         round_trip(&mut early, &[7; 100_000]);
         host.kill();
@@ -426,17 +416,17 @@ fn the_program_of_the_host_is_killed() {
         all.iter_mut().for_each(|stream| round_trip(stream, &[1; 100_000]));
     }
     assert!(stop(host).contains("4 connections stay"));
-    assert_eq!(counter(&proxy, "tpot", "opened"), 4);
+    assert_eq!(proxy.count("tpot", "opened"), 4);
 }
 
 /// A new device is attached as soon as it appears, so that a route may lead there: tunnelled packets leave by it as well.
 #[test]
 #[ignore = "root"]
 fn a_route_to_a_new_device() {
-    let here = Translucent::new();
-    let (mut proxy, host) = (here.proxy(), here.host());
+    let here = translucent();
+    let (mut proxy, host) = (here.start(), here.host());
     let at = topology::SERVER.port(Family::V4, PORT);
-    echo(here.serve(at));
+    here.echo(at);
     let mut stream = here.connect(at);
     round_trip(&mut stream, &[7; 100_000]);
     let (client, server) = (&here.lab.client, &here.lab.server);
@@ -451,8 +441,7 @@ fn a_route_to_a_new_device() {
     round_trip(&mut stream, &[8; 100_000]);
     drop(stream);
     stop(host);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
 }
 
 const KEYS: [&str; 3] =
@@ -470,20 +459,19 @@ fn a_proxy_with_a_key_of_the_host() {
     for (host_keys, proxy_keys, cookies) in
         [(&KEYS[..1], &KEYS[..1], "1"), (&[KEYS[1], KEYS[0]], &[KEYS[0], KEYS[1]], "1"), (&KEYS[..2], &KEYS[1..], "2")]
     {
-        let here = Translucent::with(&keyed_listeners());
+        let here = translucent_with(&keyed_listeners());
         here.lab.forwarder.execute("sysctl", &["-qw", &format!("net.ipv4.tcp_syncookies={cookies}")]).unwrap();
         here.keys("proxy.keys", proxy_keys);
         let (mut proxy, host) =
-            (here.proxy(), here.host_that_trusts(&["--key-file", &here.keys("host.keys", host_keys)]));
+            (here.start(), here.host_that_trusts(&["--key-file", &here.keys("host.keys", host_keys)]));
         for family in Family::BOTH {
             let at = topology::SERVER.port(family, PORT);
-            echo(here.serve(at));
+            here.echo(at);
             round_trip(&mut here.connect(at), &[7; 100_000]);
         }
         let log = stop(host);
         assert!(log.contains("opened: 2") && !log.contains("unauthenticated"), "{log}");
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
+        proxy.shut_down();
     }
 }
 
@@ -494,26 +482,25 @@ fn a_proxy_without_a_key_of_the_host() {
     for proxy_keys in [&KEYS[2..], &[]] {
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
         let listeners = keyed_listeners();
-        let here = Translucent::at(
+        let here = translucent_at(
             lab,
             if proxy_keys.is_empty() { &listeners[..listeners.find("[tpot]").unwrap()] } else { &listeners },
         );
         here.keys("proxy.keys", proxy_keys);
         let keys = here.keys("host.keys", &KEYS[..2]);
         let (mut proxy, host) =
-            (here.proxy(), here.host_that_trusts(&["--key-file", &keys, "--proxy", "0.0.0.0/0", "--proxy", "::/0"]));
+            (here.start(), here.host_that_trusts(&["--key-file", &keys, "--proxy", "0.0.0.0/0", "--proxy", "::/0"]));
         std::thread::scope(|scope| {
             for family in Family::BOTH {
                 let at = topology::SERVER.port(family, PORT);
-                echo(here.serve(at));
+                here.echo(at);
                 let here = &here;
                 scope.spawn(move || round_trip(&mut here.connect(at), &[7; 100_000]));
             }
         });
         let log = stop(host);
         assert!(log.contains("unauthenticated: ") && !log.contains("opened"), "{log}");
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
+        proxy.shut_down();
     }
 }
 
@@ -547,8 +534,8 @@ fn rules_limits_and_log_of_early_connections() {
         let early = format!("handshake = \"{handshake}\"\n");
         let limited = listeners(PORT, &format!("{early}limits = {{ connections_per_client = 1 }}\n"));
         let denied = listeners(SECOND_PORT, &format!("{early}rules = [{{ action = \"deny\" }}]\n"));
-        let here = Translucent::with(&(limited + &denied));
-        let (mut proxy, host) = (here.proxy(), here.host());
+        let here = translucent_with(&(limited + &denied));
+        let (mut proxy, host) = (here.start(), here.host());
         let connect = |at: SocketAddr| here.lab.client.run(|| TcpStream::connect(at));
         // The reset may arrive before connect() returns.
         let is_turned_away = |client: io::Result<TcpStream>| {
@@ -558,22 +545,16 @@ fn rules_limits_and_log_of_early_connections() {
             });
             assert_eq!(error.unwrap_err().kind(), ErrorKind::ConnectionReset);
         };
-        let logged = |at: SocketAddr, how: &str| {
-            eventually("a line of the access log", || {
-                let log = fs::read_to_string(proxy.access_log()).unwrap();
-                log.lines().any(|line| line.contains(&at.to_string()) && line.contains(how)).then_some(())
-            });
-        };
         for family in Family::BOTH {
             let [at, forbidden] = [PORT, SECOND_PORT].map(|port| topology::SERVER.port(family, port));
             match handshake {
                 "confirm" => assert_eq!(connect(at).unwrap_err().kind(), ErrorKind::ConnectionRefused),
                 _ => is_turned_away(connect(at)),
             }
-            logged(at, "unreachable");
-            let servers = [at, forbidden].map(|at| here.serve(at));
+            proxy.wait_line(&[&at.to_string(), "unreachable"]);
+            let servers = [at, forbidden].map(|at| here.listen(at));
             is_turned_away(connect(forbidden));
-            logged(forbidden, "denied");
+            proxy.wait_line(&[&forbidden.to_string(), "denied"]);
             let mut client = connect(at).unwrap();
             let (mut accepted, _) = servers[0].accept().unwrap();
             client.write_all(b"hello").unwrap();
@@ -589,7 +570,6 @@ fn rules_limits_and_log_of_early_connections() {
             }
         }
         stop(host);
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
+        proxy.shut_down();
     }
 }

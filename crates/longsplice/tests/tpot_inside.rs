@@ -1,11 +1,12 @@
 //! Reading inside of translucent connections: when the server is asked, what is refused, and a stop in between. Needs root and
 //! eBPF.
 
-use crate::running::{LONGSPLICE, Running, eventually};
-use crate::translucent::{PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners};
+use crate::running::{
+    LONGSPLICE, Running, Setting, eventually,
+    translucent::{PATIENCE, PORT, SECOND_PORT, listeners, translucent_at, translucent_with},
+};
 use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, topology::SERVER};
 use std::{
-    fs,
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     process::Command,
@@ -22,8 +23,8 @@ fn both(more: &str) -> String {
         + &listeners(SECOND_PORT, &format!("inside = \"tls\"\n{more}"))
 }
 
-fn serve(here: &Translucent, at: SocketAddr) -> TcpListener {
-    let server = here.serve(at);
+fn serve(here: &Setting, at: SocketAddr) -> TcpListener {
+    let server = here.listen(at);
     server.set_nonblocking(true).unwrap();
     server
 }
@@ -33,7 +34,7 @@ fn nobody_came(server: &TcpListener) {
 }
 
 /// Connects and sends a part of a message, all of which the proxy has read when this returns.
-fn begin(here: &Translucent, proxy: &Running, at: SocketAddr, part: &[u8]) -> TcpStream {
+fn begin(here: &Setting, proxy: &Running, at: SocketAddr, part: &[u8]) -> TcpStream {
     let mut client = here.connect(at);
     client.write_all(part).unwrap();
     proxy.comes_to_rest();
@@ -62,8 +63,8 @@ fn complete(mut client: TcpStream, server: &TcpListener) {
 #[test]
 #[ignore = "root"]
 fn the_server_is_asked_after_the_first_request() {
-    let here = Translucent::with(&both(""));
-    let (proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&both(""));
+    let (proxy, _host) = (here.start(), here.host());
     for family in Family::BOTH {
         let at = SERVER.port(family, PORT);
         let server = serve(&here, at);
@@ -77,8 +78,8 @@ fn the_server_is_asked_after_the_first_request() {
 #[test]
 #[ignore = "root"]
 fn what_cannot_be_read_is_refused() {
-    let here = Translucent::with(&both("limits = { handshake = 1 }"));
-    let (proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&both("limits = { handshake = 1 }"));
+    let (proxy, _host) = (here.start(), here.host());
     let alert = |description| vec![21, 3, 3, 0, 2, 2, description];
     for family in Family::BOTH {
         let servers = [PORT, SECOND_PORT].map(|port| serve(&here, SERVER.port(family, port)));
@@ -97,30 +98,27 @@ fn what_cannot_be_read_is_refused() {
             assert!(if server == 0 { got.starts_with(&answer) } else { got == answer }, "{sent:?}: {got:?}");
             let own = format!("client={} ", client.local_addr().unwrap());
             drop(client);
-            eventually("a line of the access log", || {
-                let log = fs::read_to_string(proxy.access_log()).unwrap();
-                log.lines().find(|l| l.contains(&own)).map(|line| assert!(line.contains(why), "{sent:?}: {line}"))
-            });
+            let line = proxy.wait_line(&[&own]);
+            assert!(line.contains(why), "{sent:?}: {line}");
         }
         servers.iter().for_each(nobody_came);
     }
-    assert_eq!(["bad_requests", "timeouts"].map(|name| counter(&proxy, "proxy", name)), [8, 4]);
+    assert_eq!(["bad_requests", "timeouts"].map(|name| proxy.count("proxy", name)), [8, 4]);
 }
 
 /// Whoever is in the middle of a request is reset at once.
 #[test]
 #[ignore = "root"]
 fn a_stop_in_the_middle_of_a_request() {
-    let here = Translucent::with(&both(""));
-    let (mut proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&both(""));
+    let (mut proxy, _host) = (here.start(), here.host());
     let all = Family::BOTH.into_iter().flat_map(|family| [(family, PORT, REQUEST[0]), (family, SECOND_PORT, HELLO)]);
     let begun = |(family, port, part)| {
         let at = SERVER.port(family, port);
         (serve(&here, at), begin(&here, &proxy, at, part))
     };
     let clients: Vec<_> = all.map(begun).collect();
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
     assert!(!proxy.messages().contains("did not end"), "{}", proxy.messages());
     for (server, mut client) in clients {
         assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -133,8 +131,8 @@ fn a_stop_in_the_middle_of_a_request() {
 #[ignore = "root"]
 fn a_drain_in_the_middle_of_a_request() {
     let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
-    let here = Translucent::at(lab, &both(""));
-    let (mut proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_at(lab, &both(""));
+    let (mut proxy, _host) = (here.start(), here.host());
     let begun = |family| {
         let at = SERVER.port(family, PORT);
         (serve(&here, at), begin(&here, &proxy, at, REQUEST[0]))

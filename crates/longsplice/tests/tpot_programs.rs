@@ -1,8 +1,10 @@
 //! Everyday programs through a translucent proxy, none of which knows of it: git over SSH and over its own protocol, iperf3,
 //! and a browser. Needs root and eBPF; Debian packages: chromium-headless-shell, git, iperf3, openssh.
 
-use crate::running::{Running, eventually};
-use crate::translucent::{AT_ONCE, FILE_SERVER, PATIENCE, PORT, SECOND_PORT, Translucent, counter, listeners};
+use crate::running::{
+    AT_ONCE, Running, Setting, eventually,
+    translucent::{FILE_SERVER, PATIENCE, PORT, SECOND_PORT, listeners, translucent_with},
+};
 use longsplice_lab::{ChildGuard, Family, pattern, topology::SERVER};
 use serde_json::Value;
 use std::{
@@ -14,7 +16,7 @@ use std::{
 };
 
 /// Runs a program of the client's host with a time limit. Returns its output.
-fn run(here: &Translucent, program: &[&str], variables: &[(&str, &str)]) -> String {
+fn run(here: &Setting, program: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = here.lab.client.command("timeout");
     let out =
         command.arg(PATIENCE.as_secs().to_string()).args(program).envs(variables.iter().copied()).output().unwrap();
@@ -25,7 +27,7 @@ fn run(here: &Translucent, program: &[&str], variables: &[(&str, &str)]) -> Stri
 /// How often each connection was spliced, once there are as many lines of the access log.
 fn splices(proxy: &Running, connections: usize) -> Vec<u64> {
     let log = eventually("all lines of the access log", || {
-        let log = fs::read_to_string(proxy.access_log()).unwrap();
+        let log = proxy.log();
         (log.lines().count() == connections).then_some(log)
     });
     let of = |line: &str| line.split_once(" splices=")?.1.split(' ').next()?.parse().ok();
@@ -45,8 +47,8 @@ fn in_url(ip: IpAddr) -> String {
 #[test]
 #[ignore = "root"]
 fn git_over_ssh_and_its_own_protocol() {
-    let here = Translucent::with(&(listeners(PORT, AT_ONCE) + &listeners(SECOND_PORT, AT_ONCE)));
-    let (proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&(listeners(PORT, AT_ONCE) + &listeners(SECOND_PORT, AT_ONCE)));
+    let (proxy, _host) = (here.start(), here.host());
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let [host_key, user_key, source] = ["host", "user", "source"].map(path);
@@ -99,15 +101,15 @@ fn git_over_ssh_and_its_own_protocol() {
     }
     git(&["-C", &source, "fsck", "--full", "--strict"]);
     assert_eq!(splices(&proxy, 6), [1; 6]);
-    assert_eq!(counter(&proxy, "tpot", "opened"), 6);
+    assert_eq!(proxy.count("tpot", "opened"), 6);
 }
 
 /// Several connections at once, and one on which the others are agreed upon.
 #[test]
 #[ignore = "root"]
 fn iperf3_in_both_directions() {
-    let here = Translucent::with(&listeners(PORT, "policy = { splice = 1_000_000 }"));
-    let (proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&listeners(PORT, "policy = { splice = 1_000_000 }"));
+    let (proxy, _host) = (here.start(), here.host());
     let port = PORT.to_string();
     for family in Family::BOTH {
         let ip = SERVER.ip(family).to_string();
@@ -125,7 +127,7 @@ fn iperf3_in_both_directions() {
     }
     let spliced = splices(&proxy, 20).iter().filter(|n| **n == 1).count();
     assert!(spliced >= 4, "at least one of each run: {spliced}");
-    assert_eq!(["opened", "failed"].map(|name| counter(&proxy, "tpot", name)), [20, 0]);
+    assert_eq!(["opened", "failed"].map(|name| proxy.count("tpot", name)), [20, 0]);
 }
 
 /// A page whose script fetches a file several times at once, and shows a sum of each.
@@ -139,8 +141,8 @@ Promise.all([1, 2, 3, 4, 5, 6, 7, 8].map(get)).then(all => document.querySelecto
 #[test]
 #[ignore = "root"]
 fn a_browser_is_served_through_the_tunnel() {
-    let here = Translucent::with(&listeners(PORT, &format!("inside = \"http\"\n{AT_ONCE}")));
-    let (proxy, _host) = (here.proxy(), here.host());
+    let here = translucent_with(&listeners(PORT, &format!("inside = \"http\"\n{AT_ONCE}")));
+    let (proxy, _host) = (here.start(), here.host());
     let site = tempfile::tempdir().unwrap();
     let mut bytes = vec![0; 3_000_000];
     pattern::fill(3, 0, &mut bytes);
@@ -161,6 +163,6 @@ fn a_browser_is_served_through_the_tunnel() {
         let page = run(&here, &[&["chromium-headless-shell"], &how[..]].concat(), &[]);
         assert!(page.contains(&format!("<p>{}</p>", [sum; 8].map(|sum| sum.to_string()).join(","))), "{sum}: {page}");
     }
-    assert!(counter(&proxy, "tpot", "opened") >= 4);
-    assert!(counter(&proxy, "proxy", "replies_spliced") >= 8);
+    assert!(proxy.count("tpot", "opened") >= 4);
+    assert!(proxy.count("proxy", "replies_spliced") >= 8);
 }

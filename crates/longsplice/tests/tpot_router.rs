@@ -1,7 +1,9 @@
 //! A farm of translucent proxies through the real program: `longsplice tpot router`, and its members. Needs root and eBPF.
 
-use crate::running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip, spawn};
-use crate::translucent::{AT_ONCE, PATIENCE, PORT, Translucent, counter, host, listeners, service, stop, tunnels};
+use crate::running::{
+    AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, round_trip, spawn,
+    translucent::{PATIENCE, PORT, listeners, service, stop, translucent_at},
+};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Options, Shape,
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, MEMBERS, SERVER},
@@ -9,7 +11,6 @@ use longsplice_lab::{
 use serde_json::Value;
 use std::{
     collections::HashSet,
-    fs,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     process::Command,
@@ -21,7 +22,6 @@ use std::{
 };
 
 const CHECK: u16 = 9999;
-const TRUSTED: [&str; 4] = ["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"];
 
 fn forwarding(shape: Shape) -> Lab {
     Lab::new(shape, Options { forwarding: true, ..Options::default() }).unwrap()
@@ -62,26 +62,22 @@ impl Drop for Agent {
 struct Farm {
     proxies: Vec<Running>,
     _pins: Vec<Pins>,
-    _dir: tempfile::TempDir,
-    lab: Lab,
+    setting: Setting,
 }
 
 impl Farm {
     fn new() -> Farm {
-        let lab = forwarding(Shape::Farm);
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("longsplice.toml");
-        fs::write(&file, listeners(PORT, AT_ONCE)).unwrap();
+        let setting = Setting::at(forwarding(Shape::Farm), &listeners(PORT, AT_ONCE));
+        let members = &setting.lab.members;
         let of_member = |member: &Namespace| [Pins::of(member), Pins::of_tpot(member)];
-        let mut pins: Vec<_> = lab.members.iter().flat_map(of_member).collect();
-        pins.extend([Pins::of_tpot(&lab.client), Pins::of_router(&lab.forwarder)]);
-        let arguments = ["--config", file.to_str().unwrap()];
-        let start = |member: &Namespace| Running::start(member.command(LONGSPLICE), None, &arguments, &[]);
-        Farm { proxies: lab.members.iter().map(start).collect(), _pins: pins, _dir: dir, lab }
+        let mut pins: Vec<_> = members.iter().flat_map(of_member).collect();
+        pins.push(Pins::of_router(&setting.lab.forwarder));
+        let start = |member: &Namespace| setting.start_by(member.command(LONGSPLICE), &[]);
+        Farm { proxies: members.iter().map(start).collect(), _pins: pins, setting }
     }
 
     fn router(&self, more: &[&str]) -> ChildGuard {
-        let mut command = self.lab.forwarder.command(LONGSPLICE);
+        let mut command = self.setting.lab.forwarder.command(LONGSPLICE);
         command.args(["tpot", "router", "--farm", "farm", "--port", &PORT.to_string()]);
         for (member, family) in MEMBERS.into_iter().flat_map(|member| Family::BOTH.map(|family| (member, family))) {
             command.args(["--member", &member.ip(family).to_string()]);
@@ -93,11 +89,12 @@ impl Farm {
     }
 
     fn agent(&self, i: usize, line: &'static str) -> Agent {
-        Agent::at(&self.lab.members[i], Family::BOTH.map(|family| MEMBERS[i].ip(family)), line)
+        Agent::at(&self.setting.lab.members[i], Family::BOTH.map(|family| MEMBERS[i].ip(family)), line)
     }
 
     fn show(&self, arguments: &[&str]) -> String {
-        let out = self.lab.forwarder.command(LONGSPLICE).args(["tpot", "farm"]).args(arguments).output().unwrap();
+        let mut command = self.setting.lab.forwarder.command(LONGSPLICE);
+        let out = command.args(["tpot", "farm"]).args(arguments).output().unwrap();
         String::from_utf8(if out.status.success() { out.stdout } else { out.stderr }).unwrap()
     }
 
@@ -116,7 +113,7 @@ impl Farm {
 
     /// Opens a connection. Returns it, and the address that the server sees.
     fn open(&self, server: &TcpListener) -> (TcpStream, IpAddr) {
-        let mut client = self.lab.client.run(|| connect(server.local_addr().unwrap()));
+        let mut client = self.setting.connect(server.local_addr().unwrap());
         client.write_all(b"hello").unwrap();
         let (mut accepted, from) = server.accept().unwrap();
         accepted.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -136,11 +133,11 @@ impl Farm {
 #[ignore = "root"]
 fn members_that_are_down_are_left_out() {
     let farm = Farm::new();
-    let (router, host) = (farm.router(&[]), host(&farm.lab, &TRUSTED));
+    let (router, host) = (farm.router(&[]), farm.setting.host());
     let mut open = Vec::new();
     let mut all_work = |farm: &Farm, member: Option<usize>| {
         for family in Family::BOTH {
-            let server = farm.lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).unwrap();
+            let server = farm.setting.listen(SERVER.port(family, PORT));
             let (client, seen) = farm.open(&server);
             assert_eq!(MEMBERS.iter().position(|m| m.ip(family) == seen), member, "{seen}");
             open.push(client);
@@ -156,7 +153,7 @@ fn members_that_are_down_are_left_out() {
     drop(first);
     farm.wait_shares([0.0, 1.0]);
     all_work(&farm, Some(1));
-    let mut peers: Vec<_> = tunnels(&farm.lab).iter().map(|t| t["peer"].as_str().unwrap().to_owned()).collect();
+    let mut peers: Vec<_> = farm.setting.tunnels().iter().map(|t| t["peer"].as_str().unwrap().to_owned()).collect();
     let mut want: Vec<_> = MEMBERS.iter().flat_map(|m| Family::BOTH.map(|family| m.ip(family).to_string())).collect();
     peers.sort();
     want.sort();
@@ -184,7 +181,7 @@ fn members_that_are_down_are_left_out() {
     all_work(&farm, Some(1));
     stop(router);
     stop(host);
-    assert_eq!([0, 1].map(|i| counter(&farm.proxies[i], "tpot", "opened")), [2, 6]);
+    assert_eq!([0, 1].map(|i| farm.proxies[i].count("tpot", "opened")), [2, 6]);
 }
 
 #[test]
@@ -212,12 +209,11 @@ fn members_report_their_load() {
 fn a_proxy_at_its_limit_leaves_syns_alone() {
     for limit in ["[listener.limits]\nconnections = 1", ""] {
         let total = if limit.is_empty() { "connections = 1\n" } else { "" };
-        let here = Translucent::at(forwarding(Shape::TwoDevices), &(total.to_owned() + &listeners(PORT, limit)));
-        let arguments = ["--config", here.file.to_str().unwrap()];
-        let mut proxy = Running::start(here.lab.forwarder.command(LONGSPLICE), None, &arguments, &["-v"]);
+        let here = translucent_at(forwarding(Shape::TwoDevices), &(total.to_owned() + &listeners(PORT, limit)));
+        let mut proxy = here.start_with(&["-v"]);
         let host = here.host();
         for (n, family) in (1..).zip(Family::BOTH) {
-            let server = here.serve(SERVER.port(family, PORT));
+            let server = here.listen(SERVER.port(family, PORT));
             let open = || {
                 let mut client = here.connect(server.local_addr().unwrap());
                 client.write_all(b"hello").unwrap();
@@ -233,10 +229,10 @@ fn a_proxy_at_its_limit_leaves_syns_alone() {
             let (first, routed) = open();
             assert!(!routed);
             wait("SYNs are left alone", 2 * n - 1);
-            let left = counter(&proxy, "tpot", "left");
+            let left = proxy.count("tpot", "left");
             let (second, routed) = open();
             assert!(routed, "{}", proxy.messages());
-            assert_eq!(counter(&proxy, "tpot", "left"), left + 1);
+            assert_eq!(proxy.count("tpot", "left"), left + 1);
             drop((first, second));
             wait("SYNs are intercepted again", 2 * n - 1);
             let (third, routed) = open();
@@ -245,10 +241,9 @@ fn a_proxy_at_its_limit_leaves_syns_alone() {
             drop(third);
             wait("SYNs are intercepted again", 2 * n);
         }
-        assert_eq!(counter(&proxy, "proxy", "over_limit"), 0);
+        assert_eq!(proxy.count("proxy", "over_limit"), 0);
         stop(host);
-        proxy.client(&["stop"]);
-        assert!(proxy.wait().success());
+        proxy.shut_down();
     }
 }
 
@@ -264,9 +259,9 @@ fn more_addresses_for_more_connections() {
                 "source_ports = \"20000-20003\"\nsource = {:?}\n",
                 addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>()
             );
-            let here = Translucent::at(Lab::simple(Shape::TwoDevices).unwrap(), &(source + &listeners(PORT, "")));
-            let (mut proxy, host) = (here.proxy(), here.host());
-            let server = here.serve(SERVER.port(family, PORT));
+            let here = translucent_at(Lab::simple(Shape::TwoDevices).unwrap(), &(source + &listeners(PORT, "")));
+            let (mut proxy, host) = (here.start(), here.host());
+            let server = here.listen(SERVER.port(family, PORT));
             let at = server.local_addr().unwrap();
             let mut seen = HashSet::new();
             let open: Vec<_> = (0..PORTS * addresses.len())
@@ -288,7 +283,7 @@ fn more_addresses_for_more_connections() {
                 refused.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |n| *n == 0),
                 "{refused:?}"
             );
-            assert_eq!(counter(&proxy, "proxy", "unreachable"), 1, "{}", proxy.messages());
+            assert_eq!(proxy.count("proxy", "unreachable"), 1, "{}", proxy.messages());
             drop(open);
             stop(host);
             proxy.client(&["stop", "--flush"]);

@@ -1,16 +1,15 @@
 //! S9: transparent connections through the real program (`protocol = "transparent"`). Needs root and eBPF.
 
-use crate::running::{self, LONGSPLICE, Pins, Running, echo, eventually, round_trip};
+use crate::running::{self, AT_ONCE, LONGSPLICE, Setting, eventually, listener, round_trip};
 use longsplice_lab::{
-    Family, Impair, Lab, LinkDirection, Shape, topology,
+    Family, Impair, LinkDirection, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,49 +22,35 @@ use test_case::test_case;
 const PORT: u16 = 7000;
 const BYTES: u64 = 4_000_000;
 
-const CONFIG: &str = r#"
-[[listener]]
-protocol = "transparent"
-listen = "0.0.0.0:7000"
-rules = [{ action = "deny", target = "10.77.2.12" }]
-policy = { splice = "at-once" }
+/// A listener for each family. One server is denied to clients of the first one.
+fn configuration(policy: &str) -> String {
+    let denied = "rules = [{ action = \"deny\", target = \"10.77.2.12\" }]\n".to_owned();
+    v4(&(denied + policy)) + &listener("transparent", "[::]:7000", policy)
+}
 
-[[listener]]
-protocol = "transparent"
-listen = "[::]:7000"
-policy = { splice = "at-once" }
-"#;
+fn v4(more: &str) -> String {
+    listener("transparent", "0.0.0.0:7000", more)
+}
 
 #[test]
 #[ignore = "root"]
 fn neither_end_sees_it() {
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let _pins = Pins::of(&lab.forwarder);
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("longsplice.toml");
-    fs::write(&file, CONFIG).unwrap();
-    let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
-    let mut proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let setting = Setting::new(&configuration(AT_ONCE));
+    let lab = &setting.lab;
+    let mut proxy = setting.start_with(&["--log-format", "json"]);
     for family in Family::BOTH {
         let server = topology::SERVER.port(family, PORT);
         let answer = Script::answerer().bytes(BYTES).pace(BYTES);
         let serving = serve(lab.server.run(|| listen(server, &answer)).unwrap(), 1, answer);
         let opener = Script::opener(7).bytes(BYTES).pace(BYTES);
         let client = lab.client.spawn(move || converse(connect(server, &opener).unwrap(), &opener));
-        let flow: Value = eventually("spliced", || {
-            let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
-            (flows[0]["state"] == "spliced").then(|| flows[0].clone())
-        });
+        let flow = proxy.wait_flow("spliced");
         let (client, served) = (client.join().unwrap(), serving.join().remove(0));
         intact(&client, &served).unwrap();
         assert_eq!((client.remote, served.remote), (served.local, client.local), "both see each other");
         assert_eq!(flow["protocol"], "transparent");
         assert_eq!(flow["client"], client.local.unwrap().to_string());
-        let line: Value = eventually("a line of the access log", || {
-            let log = fs::read_to_string(proxy.access_log()).unwrap();
-            let line = log.lines().find(|l| l.contains(&client.local.unwrap().to_string()))?;
-            serde_json::from_str(line).ok()
-        });
+        let line = proxy.wait_record(&[&client.local.unwrap().to_string()]);
         assert_eq!((&line["target"], &line["listener"]), (&server.to_string().into(), &"transparent".into()), "{line}");
     }
     // the server exists, but access to it is denied
@@ -75,11 +60,10 @@ fn neither_end_sees_it() {
     let denied = lab.client.run(|| TcpStream::connect_timeout(&second, Duration::from_millis(300)));
     assert_eq!(denied.unwrap_err().kind(), ErrorKind::TimedOut);
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    let counters = proxy.counters();
     assert_eq!((&counters["proxy"]["denied"], &counters["proxy"]["relayed"]), (&1.into(), &2.into()), "{counters}");
     assert_eq!(counters["verdicts"]["handshake-lost"], 0);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    proxy.shut_down();
     let rules = |family: &str| lab.forwarder.execute("ip", &[family, "rule"]).unwrap();
     for family in ["-4", "-6"] {
         assert!(!rules(family).contains("fwmark"), "what it has told the routes is taken back: {}", rules(family));
@@ -91,7 +75,7 @@ fn neither_end_sees_it() {
 fn without_the_packet_path_it_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("longsplice.toml");
-    fs::write(&file, CONFIG).unwrap();
+    fs::write(&file, configuration(AT_ONCE)).unwrap();
     let control = dir.path().join("control");
     let out = running::longsplice(&[
         "run",
@@ -111,30 +95,25 @@ fn without_the_packet_path_it_does_not_start() {
 #[test]
 #[ignore = "root"]
 fn no_rule_of_routing_is_left() {
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let _pins = Pins::of(&lab.forwarder);
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("longsplice.toml");
-    fs::write(&file, CONFIG).unwrap();
-    let start = || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
+    let setting = Setting::new(&configuration(AT_ONCE));
+    let lab = &setting.lab;
     let ip = |arguments: &[&str]| lab.forwarder.execute("ip", arguments).unwrap();
     let both = || ["-4", "-6"].map(|family| ip(&[family, "rule"]));
     let before = both();
     for _ in 0..2 {
         ip(&["rule", "add", "fwmark", "0x6c73706d", "lookup", "27763"]);
     }
-    let mut first = start();
+    let mut first = setting.start();
     let running = both();
     assert!(running.iter().all(|rules| rules.matches("lookup 27763").count() == 1), "{running:?}");
     first.kill();
-    let mut second = start();
+    let mut second = setting.start();
     assert_eq!(both(), running);
     second.kill();
     lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
     assert_eq!(both(), before, "flushed");
-    let mut third = start();
-    third.client(&["stop"]);
-    assert!(third.wait().success());
+    let mut third = setting.start();
+    third.shut_down();
     assert_eq!(both(), before, "stopped");
 }
 
@@ -144,16 +123,12 @@ fn no_rule_of_routing_is_left() {
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn hosts_hear_that_the_process_is_gone(family: Family) {
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let _pins = Pins::of(&lab.forwarder);
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("longsplice.toml");
-    fs::write(&file, CONFIG.replace("at-once", "never")).unwrap();
+    let setting = Setting::new(&configuration("policy = { splice = \"never\" }"));
+    let lab = &setting.lab;
     lab.forwarder.sysctl("net.ipv4.tcp_fin_timeout", "1").unwrap();
-    let start = || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
-    let mut first = start();
+    let mut first = setting.start();
     let at = topology::SERVER.port(family, PORT);
-    let listener = lab.server.run(|| TcpListener::bind(at)).unwrap();
+    let listener = setting.listen(at);
     let mut client = lab.client.run(|| TcpStream::connect(at)).unwrap();
     let mut server = listener.accept().unwrap().0;
     client.write_all(&[7]).unwrap();
@@ -164,7 +139,7 @@ fn hosts_hear_that_the_process_is_gone(family: Family) {
     }
     let sockets = || lab.forwarder.execute("ss", &["-Htan", "state", "connected"]).unwrap();
     eventually("the sockets are forgotten", || sockets().is_empty().then_some(()));
-    let _second = start();
+    let _second = setting.start();
     for mut host in [client, server] {
         eventually("a reset", || host.write(&[7]).is_err().then_some(()));
     }
@@ -178,21 +153,15 @@ fn a_handshake_outlives_the_process() {
     for (family, way) in
         Family::BOTH.into_iter().flat_map(|f| [(f, LinkDirection::ToServer), (f, LinkDirection::ToClient)])
     {
-        let lab = Lab::simple(Shape::TwoDevices).unwrap();
-        let _pins = Pins::of(&lab.forwarder);
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("longsplice.toml");
-        fs::write(&file, CONFIG).unwrap();
-        let start =
-            || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
+        let setting = Setting::new(&configuration(AT_ONCE));
         let at = topology::SERVER.port(family, PORT);
-        lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
-        let mut first = start();
-        let nothing_passes = lab.impair(way, Impair { loss: 1.0, ..Impair::default() }).unwrap();
-        let client = lab.client.spawn(move || running::connect(at));
+        setting.echo(at);
+        let mut first = setting.start();
+        let nothing_passes = setting.lab.impair(way, Impair { loss: 1.0, ..Impair::default() }).unwrap();
+        let client = setting.lab.client.spawn(move || running::connect(at));
         eventually("a segment of the handshake", || (nothing_passes.counters().lost > 0).then_some(()));
         first.kill();
-        let _second = start();
+        let _second = setting.start();
         nothing_passes.change(Impair::default()).unwrap();
         eventually("a connection", || client.is_finished().then_some(()));
         round_trip(&mut client.join().unwrap(), &[7; 100_000]);
@@ -203,24 +172,18 @@ fn a_handshake_outlives_the_process() {
 #[test]
 #[ignore = "root"]
 fn handshakes_pass_while_processes_come_and_go() {
-    /// A SYN is initially retransmitted every second.
-    const LIMIT: Duration = Duration::from_secs(15);
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let _pins = Pins::of(&lab.forwarder);
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("longsplice.toml");
-    fs::write(&file, CONFIG).unwrap();
-    let arguments = ["--config", file.to_str().unwrap(), "--leave-flows"];
-    let start = || Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    /// A SYN is retransmitted a few times in this, even if each of the first ones finds no process on a busy machine.
+    const LIMIT: Duration = Duration::from_secs(60);
+    let setting = Setting::new(&configuration(AT_ONCE));
     let over = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..16)
         .map(|n| {
             let at = topology::SERVER.port(Family::BOTH[n % 2], PORT);
             if n < 2 {
-                lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+                setting.echo(at);
             }
             let over = over.clone();
-            lab.client.spawn(move || {
+            setting.lab.client.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     match TcpStream::connect_timeout(&at, LIMIT) {
                         Ok(mut stream) => drop(stream.write_all(&[7; 100])),
@@ -233,7 +196,7 @@ fn handshakes_pass_while_processes_come_and_go() {
         })
         .collect();
     for n in 0..6 {
-        let mut process = start();
+        let mut process = setting.start_with(&["--leave-flows"]);
         // longer than the interval between two SYNs
         thread::sleep(Duration::from_millis(1500));
         if n % 2 == 0 {
@@ -243,7 +206,7 @@ fn handshakes_pass_while_processes_come_and_go() {
             assert!(process.wait().success(), "{}", process.messages());
         }
     }
-    let _last = start();
+    let _last = setting.start_with(&["--leave-flows"]);
     over.store(true, Ordering::Relaxed);
     let waited: Vec<_> = clients.into_iter().filter_map(|client| client.join().unwrap().err()).collect();
     assert!(waited.is_empty(), "{waited:?}");
@@ -252,19 +215,10 @@ fn handshakes_pass_while_processes_come_and_go() {
 #[test]
 #[ignore = "root"]
 fn transparent_listeners_where_ipv6_is_disabled() {
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let _pins = Pins::of(&lab.forwarder);
-    lab.forwarder.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("longsplice.toml");
-    let arguments = ["--config", file.to_str().unwrap()];
-    let (v4, _) = CONFIG.split_at(CONFIG.rfind("[[listener]]").unwrap());
-    fs::write(&file, v4).unwrap();
-    let mut proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
-    fs::write(&file, CONFIG).unwrap();
-    let refused = lab.forwarder.command(LONGSPLICE).arg("run").args(arguments).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("is IPv6 disabled"), "{said}");
+    let setting = Setting::new(&v4(AT_ONCE));
+    setting.lab.forwarder.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
+    setting.start().shut_down();
+    setting.configure(&configuration(AT_ONCE));
+    let said = setting.refused();
+    assert!(said.contains("is IPv6 disabled"), "{said}");
 }

@@ -46,11 +46,6 @@ fn converse_through(family: Family, marks: [Marks; 2], splice: &str, switch: imp
     program.end(&pins).remove(0)
 }
 
-fn flow(program: &Running) -> Option<Value> {
-    let flows: Vec<Value> = serde_json::from_str(&program.client(&["ls", "--json"])).unwrap();
-    flows.into_iter().next()
-}
-
 #[test]
 #[ignore = "root"]
 fn urgent_data_crosses_switches_by_command() {
@@ -58,13 +53,13 @@ fn urgent_data_crosses_switches_by_command() {
     for family in Family::BOTH {
         for marks in [[Marks::Inline, Marks::Apart], [Marks::Apart, Marks::Inline]] {
             let record = converse_through(family, marks, "1000000", |program| {
-                let id = eventually("a flow", || flow(program)).get("id").unwrap().to_string();
+                let id = eventually("a flow", || program.flows().pop())["id"].to_string();
                 for _ in 0..SWITCHES {
                     for (command, state) in [("splice", "spliced"), ("unsplice", "copying")] {
                         program.client(&[command, &id]);
-                        eventually(state, || (flow(program)?["state"] == state).then_some(()));
+                        program.wait_flow(state);
                         // so that some of the urgent bytes arrive in this state
-                        let bytes = || flow(program).and_then(|f| f["bytes_up"].as_u64());
+                        let bytes = || program.flow()["bytes_up"].as_u64();
                         let reached = bytes().unwrap() + 3 * LINE;
                         eventually("bytes pass", || (bytes()? > reached).then_some(()));
                     }

@@ -1,5 +1,10 @@
 //! A running longsplice and a peer, for tests from outside.
 
+mod setting;
+pub mod translucent;
+
+pub use setting::{AT_ONCE, Setting, listener};
+
 use longsplice_lab::{ChildGuard, Namespace, Report, report::show_failures};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -293,19 +298,83 @@ impl Running {
         tasks.map(|task| slept(task.unwrap().path())).sum()
     }
 
+    /// The flows, as `ls` lists them.
+    pub fn flows(&self) -> Vec<Value> {
+        serde_json::from_str(&self.client(&["ls", "--json"])).unwrap()
+    }
+
+    /// The first flow, if there is one; null otherwise.
+    pub fn flow(&self) -> Value {
+        self.flows().into_iter().next().unwrap_or_default()
+    }
+
+    /// The number of flows in this state.
+    pub fn flows_in(&self, state: &str) -> usize {
+        self.flows().iter().filter(|flow| flow["state"] == state).count()
+    }
+
+    /// Waits until a flow is in this state. Returns it.
+    pub fn wait_flow(&self, state: &str) -> Value {
+        eventually(state, || self.flows().into_iter().find(|flow| flow["state"] == state))
+    }
+
+    /// Waits until all flows have ended.
+    pub fn flows_end(&self) {
+        eventually("the end of all flows", || self.flows().is_empty().then_some(()));
+    }
+
+    pub fn counters(&self) -> Value {
+        serde_json::from_str(&self.client(&["counters", "--json"])).unwrap()
+    }
+
+    /// One of the counters, of "proxy", "verdicts" or "tpot".
+    pub fn count(&self, of: &str, name: &str) -> u64 {
+        let all = self.counters();
+        all[of][name].as_u64().unwrap_or_else(|| panic!("no {of}.{name}: {all}"))
+    }
+
+    /// The lines of the access log that are complete. It need not exist yet.
+    pub fn log(&self) -> String {
+        let mut log = fs::read_to_string(self.access_log()).unwrap_or_default();
+        log.truncate(log.rfind('\n').map_or(0, |end| end + 1));
+        log
+    }
+
+    /// The access log, if it is in JSON.
+    pub fn records(&self) -> Vec<Value> {
+        self.log().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Waits for a line of the access log with all of this. Returns it.
+    pub fn wait_line(&self, with: &[&str]) -> String {
+        let has_all = |line: &&str| with.iter().all(|text| line.contains(text));
+        eventually(&format!("a line of the access log with {with:?}"), || {
+            self.log().lines().find(has_all).map(str::to_owned)
+        })
+    }
+
+    /// Like `wait_line`, if the log is in JSON.
+    pub fn wait_record(&self, with: &[&str]) -> Value {
+        serde_json::from_str(&self.wait_line(with)).unwrap()
+    }
+
+    /// Stops the proxy, whatever it does.
+    pub fn shut_down(&mut self) {
+        self.client(&["stop"]);
+        assert!(self.wait().success(), "{}", self.messages());
+    }
+
     /// Waits until all flows have ended, and stops the proxy.
     pub fn stop(&mut self, pins: &Pins) {
-        eventually("the end of all flows", || (self.client(&["ls", "--json"]).trim() == "[]").then_some(()));
-        self.client(&["stop"]);
-        assert!(self.wait().success());
+        self.flows_end();
+        self.shut_down();
         assert!(!pins.exist(), "a clean stop leaves nothing pinned");
     }
 
     /// Like `stop`; returns the JSON access log.
     pub fn end(&mut self, pins: &Pins) -> Vec<Value> {
         self.stop(pins);
-        let log = fs::read_to_string(self.access_log()).unwrap();
-        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.records()
     }
 }
 

@@ -139,8 +139,7 @@ impl Program {
     /// Ends the last process, and checks that nothing is left.
     pub fn end(&mut self) {
         let mut running = self.running.take().expect("it runs");
-        running.client(&["stop"]);
-        assert!(running.wait().success(), "{}", running.messages());
+        running.shut_down();
         assert!(!self.pins.exist(), "a clean stop leaves nothing pinned");
     }
 
@@ -162,7 +161,7 @@ impl Program {
 
     /// Number of packets with this verdict.
     pub fn verdict(&self, name: &str) -> u64 {
-        let all: Value = serde_json::from_str(&self.running().client(&["counters", "--json"])).expect("JSON");
+        let all = self.running().counters();
         all["verdicts"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {all}"))
     }
 

@@ -1,23 +1,14 @@
 //! A lab whose forwarder is a translucent proxy, and whose client's host may ask for one.
 
-use crate::running::{self, LONGSPLICE, Pins, Running};
+use super::{AT_ONCE, LONGSPLICE, Setting, listener, spawn};
 use longsplice_lab::{ChildGuard, Lab, Namespace, Shape};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::{
-    fs,
-    io::Write,
-    net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::Command, time::Duration};
 
 pub const PORT: u16 = 7000;
 /// Where a test needs two ports.
 pub const SECOND_PORT: u16 = 7001;
-pub const AT_ONCE: &str = "policy = { splice = \"at-once\" }";
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Serves the files of its directory at an address; by HTTPS if there are further arguments: a certificate and its key.
@@ -36,42 +27,32 @@ if sys.argv[3:]:
 server.serve_forever()
 ";
 
-/// The lab, and the proxy's configuration.
-pub struct Translucent {
-    pub lab: Lab,
-    pub file: PathBuf,
-    pub pins: [Pins; 3],
-    pub dir: tempfile::TempDir,
+/// A proxy that intercepts connections to the port, and splices at once.
+pub fn translucent() -> Setting {
+    translucent_with(&listeners(PORT, AT_ONCE))
 }
 
-impl Translucent {
-    /// Intercepts connections to the port, and splices at once.
-    pub fn new() -> Translucent {
-        Translucent::with(&listeners(PORT, AT_ONCE))
-    }
+pub fn translucent_with(listeners: &str) -> Setting {
+    translucent_at(Lab::simple(Shape::TwoDevices).unwrap(), listeners)
+}
 
-    pub fn with(listeners: &str) -> Translucent {
-        Translucent::at(Lab::simple(Shape::TwoDevices).unwrap(), listeners)
-    }
+pub fn translucent_at(lab: Lab, listeners: &str) -> Setting {
+    Setting::at(lab, &format!("leave_flows_on_stop = true\n{listeners}"))
+}
 
-    pub fn at(lab: Lab, listeners: &str) -> Translucent {
-        let pins = [Pins::of(&lab.forwarder), Pins::of_tpot(&lab.forwarder), Pins::of_tpot(&lab.client)];
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("longsplice.toml");
-        fs::write(&file, format!("leave_flows_on_stop = true\n{listeners}")).unwrap();
-        Translucent { lab, file, pins, dir }
-    }
-
-    pub fn proxy(&self) -> Running {
-        Running::start(self.lab.forwarder.command(LONGSPLICE), None, &["--config", self.file.to_str().unwrap()], &[])
-    }
-
+impl Setting {
+    /// Lets the client's host ask for proxies, and trust those of the lab.
     pub fn host(&self) -> ChildGuard {
         self.host_that_trusts(&["--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"])
     }
 
     pub fn host_that_trusts(&self, proxies: &[&str]) -> ChildGuard {
-        host(&self.lab, proxies)
+        let ports = [PORT, SECOND_PORT].map(|port| port.to_string());
+        let mut command = self.lab.client.command(LONGSPLICE);
+        command.args(["tpot", "host", "--port", &ports[0], "--port", &ports[1]]).args(proxies);
+        let mut host = spawn(&mut command);
+        host.wait_output("asking for proxies", PATIENCE).unwrap();
+        host
     }
 
     /// Writes a file of keys for the host or the proxy, beside the configuration. Returns its path.
@@ -83,50 +64,17 @@ impl Translucent {
         file.to_str().unwrap().into()
     }
 
-    pub fn serve(&self, at: SocketAddr) -> TcpListener {
-        self.lab.server.run(|| TcpListener::bind(at)).unwrap()
-    }
-
-    /// Connects from the client's host.
-    pub fn connect(&self, at: SocketAddr) -> TcpStream {
-        self.lab.client.run(|| running::connect(at))
-    }
-
     /// The connections in tunnels of the client's host.
     pub fn tunnels(&self) -> Vec<Value> {
-        tunnels(&self.lab)
+        let out = self.lab.client.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
-}
-
-/// Lets the client's host ask for proxies.
-pub fn host(lab: &Lab, proxies: &[&str]) -> ChildGuard {
-    let mut command = lab.client.command(LONGSPLICE);
-    command.args(["tpot", "host", "--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]).args(proxies);
-    let mut host = running::spawn(&mut command);
-    host.wait_output("asking for proxies", PATIENCE).unwrap();
-    host
-}
-
-/// The connections in tunnels of the client's host.
-pub fn tunnels(lab: &Lab) -> Vec<Value> {
-    let out = lab.client.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
-    assert!(out.status.success(), "{out:?}");
-    String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
-}
-
-pub fn listener(any: &str, port: u16) -> String {
-    format!("[[listener]]\nprotocol = \"tpot\"\nlisten = \"{any}:{port}\"\n")
 }
 
 /// A listener for each family. `more`: further keys of both.
 pub fn listeners(port: u16, more: &str) -> String {
-    ["0.0.0.0", "[::]"].map(|any| listener(any, port) + more + "\n").concat()
-}
-
-/// Returns one of the proxy's counters, of "proxy" or of "tpot".
-pub fn counter(proxy: &Running, of: &str, name: &str) -> u64 {
-    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-    counters[of][name].as_u64().unwrap_or_else(|| panic!("{of}.{name}: {counters}"))
+    ["0.0.0.0", "[::]"].map(|any| listener("tpot", &format!("{any}:{port}"), more)).concat()
 }
 
 pub fn stop(mut host: ChildGuard) -> String {
@@ -159,7 +107,7 @@ pub fn service(what: &str, at: &Namespace, changes: &[(&str, &str)], says: &str)
     assert_eq!(arguments.next(), Some("/usr/local/bin/longsplice"));
     let mut command = at.command("setpriv");
     command.args([&format!("--bounding-set=-all{allowed}"), "--inh-caps=-all", "--no-new-privs", LONGSPLICE]);
-    let mut started = running::spawn(command.args(arguments));
+    let mut started = spawn(command.args(arguments));
     started.wait_output(says, PATIENCE).unwrap();
     assert!(stop(started).contains("stopped"));
 }
