@@ -34,6 +34,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{runtime::Handle, sync::oneshot};
+use tracing::Instrument as _;
 
 /// Number of flows taken from the table at a time.
 const PAGE: usize = 1000;
@@ -267,7 +268,9 @@ impl Splicer {
         if let Some(d) = engine.datapath().filter(|_| engine.lingering.is_crowd(engine.live())) {
             d.wake();
         }
-        tokio::spawn(Relay::new(engine, listed, legs, left, message, purpose).run(inbox, Action::Attend));
+        let span = listed.flow.span();
+        let relay = Relay::new(engine, listed, legs, left, message, purpose);
+        tokio::spawn(relay.run(inbox, Action::Attend).instrument(span));
         id
     }
 

@@ -92,6 +92,27 @@ fn a_flow_is_taken_back_by_command_and_spliced_again() {
     assert!(log.contains("how=closed bytes_up=10005 bytes_down=10005") && log.contains("splices=2"), "{log}");
 }
 
+/// Lines about a flow have its number, in text and in JSON.
+#[test]
+#[ignore = "root"]
+fn log_lines_name_their_flow() {
+    for (format, name) in [("text", "flow{id=1}"), ("json", r#""span":{"id":1,"name":"flow"}"#)] {
+        let scene = Scene::new(&["-v", "--log-format", format]);
+        let mut connection = scene.connect();
+        round_trip(&mut connection, b"hello");
+        scene.proxy.wait_flow("spliced");
+        scene.proxy.client(&["unsplice", "1"]);
+        scene.proxy.wait_flow("copying");
+        for of in ["Copying -> Draining", "frozen", "spliced at=", "Draining -> Spliced", "unspliced"] {
+            let of = if format == "json" { of.trim_end_matches(" at=") } else { of };
+            let messages = scene.proxy.messages();
+            let mut lines = messages.lines().filter(|line| line.contains("DEBUG") && line.contains(of)).peekable();
+            assert!(lines.peek().is_some(), "no line with {of}: {messages}");
+            lines.for_each(|line| assert!(line.contains(name), "{line}"));
+        }
+    }
+}
+
 /// Stopping a process interrupts its system calls, as a handled signal does (signal(7)).
 #[test]
 #[ignore = "root"]

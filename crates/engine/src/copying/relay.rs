@@ -258,6 +258,7 @@ impl Relay {
     fn untap(&self) {
         for leg in self.flow().connections().iter().filter(|_| self.is_tapped()) {
             if let Some(Err(error)) = self.engine.datapath().map(|d| d.untap(leg)) {
+                let _named = self.flow().named();
                 tracing::warn!(?leg, %error, "cannot stop the tap of this flow: the data path still copies its data");
             }
         }

@@ -26,9 +26,12 @@ use tokio::{
     runtime::Handle,
     sync::{Notify, mpsc, watch},
 };
+use tracing::span::{EnteredSpan, Span};
 
 /// Interval at which the keeper wakes up by itself. Also the precision with which lingering entries are removed.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
+/// Name of the span of a flow's log lines.
+const SPAN: &str = "flow";
 /// Limits of the interval between two looks at a flow, which is an eighth of its patience.
 const EVERY: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
 
@@ -115,6 +118,17 @@ impl TaskEvents {
     }
 }
 
+/// The span of the work for a flow. Where no debug lines are written, it is disabled, and costs nothing.
+fn span(id: u64) -> Span {
+    tracing::debug_span!(SPAN, id)
+}
+
+/// Enters a span for a warning about a flow, which is also written where the span of its work is disabled.
+fn named(id: u64) -> EnteredSpan {
+    let is_named = Span::current().metadata().is_some_and(|span| span.name() == SPAN);
+    if is_named { Span::none().entered() } else { tracing::error_span!(SPAN, id).entered() }
+}
+
 /// Returns the positions of all data from both hosts. `None` if the data path does not know the flow.
 pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&Pair<Released>>) -> Option<Pair<u64>> {
     let Some(released) = released else {
@@ -170,6 +184,16 @@ impl Flow {
         }
     }
 
+    /// The span of the work for this flow: each line that is logged in it has the flow's number.
+    pub fn span(&self) -> Span {
+        span(self.id)
+    }
+
+    /// Names the flow in a warning, until this is dropped.
+    pub fn named(&self) -> EnteredSpan {
+        named(self.id)
+    }
+
     pub fn now(&self) -> MutexGuard<'_, Progress> {
         lock(&self.now)
     }
@@ -186,12 +210,12 @@ impl Flow {
         let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
         self.announcer.step(self.id, &before, &shown);
         if before.state != shown.state {
-            tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
+            tracing::debug!("{:?} -> {:?}", before.state, shown.state);
         }
         if let Some(why) = shown.refusal.filter(|why| before.refusal != Some(*why)) {
             match shown.path_finding() {
-                Some(found) => tracing::debug!(flow = self.id, reason = %why, %found, "not spliced"),
-                None => tracing::debug!(flow = self.id, reason = %why, "not spliced"),
+                Some(found) => tracing::debug!(reason = %why, %found, "not spliced"),
+                None => tracing::debug!(reason = %why, "not spliced"),
             }
             self.policy.tally.refuse(why);
         }
@@ -361,10 +385,11 @@ impl ForwardedFlow {
         match &new {
             Ok(_) | Err(SwitchError::Fragments) => {}
             Err(error @ (SwitchError::Busy | SwitchError::Closing)) => {
-                tracing::debug!(flow = flow.id, %error, "no sockets yet for a released flow");
+                tracing::debug!(%error, "no sockets yet for a released flow");
             }
             Err(error) => {
-                tracing::warn!(flow = flow.id, %error, "cannot create the sockets of a released flow: it stays forwarded")
+                let _named = flow.named();
+                tracing::warn!(%error, "cannot create the sockets of a released flow: it stays forwarded")
             }
         }
         new
@@ -380,6 +405,41 @@ pub(crate) fn is_loopback(leg: &Tuple) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU64;
+    use tracing::{Level, Metadata, Subscriber, span::Attributes, span::Id, span::Record, subscriber::with_default};
+
+    /// Counts spans, where lines up to a level are written.
+    struct Spans(Level, Arc<AtomicU64>);
+
+    impl Subscriber for Spans {
+        fn enabled(&self, of: &Metadata<'_>) -> bool {
+            *of.level() <= self.0
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1 + self.1.fetch_add(1, Ordering::Relaxed))
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// A span that is made takes memory, for each connection.
+    #[test]
+    fn without_debug_lines_only_warnings_make_spans() {
+        for (level, of_work) in [(Level::WARN, 0), (Level::INFO, 0), (Level::DEBUG, 1)] {
+            let made = Arc::new(AtomicU64::new(0));
+            with_default(Spans(level, made.clone()), || {
+                drop(span(7).entered());
+                assert_eq!(made.load(Ordering::Relaxed), of_work, "{level}");
+                drop(named(7));
+                assert_eq!(made.load(Ordering::Relaxed), of_work + 1, "{level}");
+            });
+        }
+    }
 
     /// A million records must fit into the memory of a small machine.
     #[test]

@@ -114,7 +114,8 @@ fn end_spoilt(engine: &Engine, d: &Datapath) {
     while let Some(flows) = engine.page(last, PAGE) {
         last = flows[flows.len() - 1].id;
         for flow in flows.iter().filter(|f| is_spoilt(d, f)) {
-            tracing::warn!(flow = flow.id, "segments have passed unseen: the flow is reset");
+            let _named = flow.named();
+            tracing::warn!("segments have passed unseen: the flow is reset");
             engine.command(flow.id, Command::Reset);
         }
     }

@@ -20,6 +20,7 @@ use std::{
     sync::{Arc, MutexGuard, mpsc},
     time::{Duration, Instant},
 };
+use tracing::Instrument as _;
 
 /// Maximum number of looks per [`PACE`].
 const LOOKS: usize = 100;
@@ -190,6 +191,7 @@ impl Keeper {
     /// Performs what the core wants for a flow. Does nothing if the flow has ended, or a task has it.
     fn handle(&mut self, id: u64, why: Why) {
         let Some(flow) = self.engine.flow(id) else { return };
+        let _span = flow.span().entered();
         let mut owner = flow.owner();
         let FlowOwner::Keeper(kept) = &mut *owner else { return };
         let (engine, stop) = (self.engine.clone(), *self.engine.stop_signal().borrow());
@@ -253,7 +255,7 @@ impl Keeper {
         let (task, inbox) = self.engine.inbox();
         let mut relay = self.take(flow, owner, task);
         let action = first(&mut relay);
-        flow.runtime.spawn(relay.run(inbox, action));
+        flow.runtime.spawn(relay.run(inbox, action).instrument(flow.span()));
     }
 }
 

@@ -73,7 +73,8 @@ impl Relay {
         let attended = self.legs.iter_mut().filter(|leg| !leg.is_idle()).try_for_each(Leg::attend);
         if let Err(error) = attended {
             // out of memory or epoll watches: both sockets are closed now, which ends both connections
-            tracing::error!(flow = self.flow().id, %error, "cannot wait for the sockets of a flow: both connections are closed");
+            let _named = self.flow().named();
+            tracing::error!(%error, "cannot wait for the sockets of a flow: both connections are closed");
             return false;
         }
         let after = self.flow().policy.keepalive;
@@ -136,12 +137,12 @@ impl Relay {
         let frozen = self.freeze_both(halves.each_ref(), how);
         match &frozen {
             Ok(frozen) => {
-                tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
+                tracing::debug!(?frozen, "frozen");
                 self.let_go(&frozen.at);
                 self.seen = Some(Box::new(frozen.at));
             }
             Err(error) => {
-                tracing::debug!(flow = self.flow().id, %error, "not frozen");
+                tracing::debug!(%error, "not frozen");
                 self.holding = None;
                 // the records may have been given back for an earlier refusal
                 let given_back = || self.legs.iter().find_map(Leg::refusal);
@@ -191,7 +192,7 @@ impl Relay {
         match self.commit_both(at, most) {
             Ok(Commit::Done(at)) => {
                 self.legs.iter_mut().for_each(Leg::park);
-                tracing::debug!(flow = self.flow().id, ?at, "spliced");
+                tracing::debug!(?at, "spliced");
                 self.seen = Some(Box::new(at));
                 Event::Committed(Ok(Box::new(at)))
             }
@@ -270,11 +271,14 @@ impl Relay {
                     let end = at.was_forwarded[from].then(|| at.bound64(from) - u64::from(at.fin[from]));
                     self.end_stretch(from, end);
                 }
-                tracing::debug!(flow = self.flow().id, ?at, "unspliced");
+                tracing::debug!(?at, "unspliced");
             }
             // no fault: the flow was over, and a new connection has its addresses
-            Err(error @ SwitchError::Other) => tracing::debug!(flow = self.flow().id, %error, "not unspliced"),
-            Err(error) => tracing::warn!(flow = self.flow().id, %error, "unsplice"),
+            Err(error @ SwitchError::Other) => tracing::debug!(%error, "not unspliced"),
+            Err(error) => {
+                let _named = self.flow().named();
+                tracing::warn!(%error, "cannot take the flow back: it ends");
+            }
         }
         Event::Unspliced { at: at.map(Box::new), client_reset }
     }
