@@ -19,12 +19,12 @@ TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
 RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
-.PHONY: help build check lint demo test quick test-all test-loaded soak kernels kernels-short kernels-changed
-.PHONY: bench shell man install-deps
+.PHONY: help build check lint deny advisories notices demo test quick test-all test-loaded soak
+.PHONY: kernels kernels-short kernels-changed bench shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'
-	@echo 'make check         rustfmt, clippy, and all tests that need no root (minutes)'
+	@echo 'make check         rustfmt, clippy, dependencies, and all tests that need no root (minutes)'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
 	@echo 'make test          the tests for each commit (root: they make network namespaces and load eBPF)'
 	@echo 'make quick T=name  the tests whose names contain that, lightly optimised (root if they need it)'
@@ -37,6 +37,8 @@ help:
 	@echo 'make bench         the figures of the README (root)'
 	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
 	@echo 'make man           target/longsplice.1'
+	@echo 'make notices       dist/THIRD-PARTY-NOTICES.txt, after a change of dependencies'
+	@echo 'make advisories    known faults of dependencies, from the database of RustSec (network)'
 	@echo 'make install-deps  the packages for all of the above (root)'
 
 install-deps:
@@ -52,7 +54,20 @@ lint:
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --release --locked $(ENGINE_ALONE) -- -D warnings
 
-check: lint
+# Offline, and the same today and tomorrow: what has become known of dependencies is looked up before a release.
+deny:
+	@$(DEPS) build check
+	$(CARGO) deny --locked check bans licenses sources
+
+advisories:
+	@$(DEPS) build check
+	$(CARGO) deny --locked check advisories
+
+notices:
+	@$(DEPS) build
+	WRITE_NOTICES=1 $(TEST) -p longsplice --test suite notices::
+
+check: lint deny
 	@$(DEPS) build check
 	$(TEST) --workspace --no-fail-fast
 	@echo 'make check: all passed'

@@ -16,6 +16,7 @@ mod inspect;
 mod killed;
 mod limits;
 mod names;
+mod notices;
 mod own;
 mod owner;
 mod peers;
