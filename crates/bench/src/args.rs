@@ -1,13 +1,13 @@
 //! The only table of flags of `longsplice-bench`.
 
-use crate::cell::{Cell, Congestion, Direction, Distance, IpVersion, Middle, Protocol, Size};
-use clap::{Parser, Subcommand, ValueEnum};
+use crate::cell::{Cell, Congestion, Direction, Distance, IpVersion, Protocol, SUBJECTS, Size};
+use clap::{Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use std::path::PathBuf;
 
 /// Compare splicing with IP forwarding, copying and other proxies, in temporary network namespaces.
 ///
 /// Every round measures all variants in turn. The results are medians of the ratios within rounds; rounds during which
-/// other programs or guests used the processors do not count. Tables are printed, and written to DIR/DATE-PROCESSOR. The
+/// other programs or guests used the processors do not count. Tables are printed, and written to DIR/PROCESSOR, where they replace those of the last run. The
 /// bench needs root, iproute2, ethtool and util-linux, and takes most of an hour. It compares with haproxy, nginx, socat,
 /// dante and nftables if they are installed.
 ///
@@ -139,8 +139,9 @@ pub struct WanArgs {
     pub ip: Vec<IpVersion>,
 
     /// What `wan` compares [default: everything].
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub subjects: Vec<Middle>,
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(SUBJECTS))]
+    pub subjects: Vec<String>,
 
     /// Parts of `wan` or `tpot` to measure [default: all; only the cells if some are chosen].
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
@@ -181,13 +182,8 @@ impl WanArgs {
     }
 
     /// Whether this one is to be compared.
-    pub fn compares(&self, middle: Middle) -> bool {
-        self.subjects.is_empty() || self.subjects.contains(&middle)
-    }
-
-    /// The cells to measure with `wan`.
-    pub fn cells(&self) -> Vec<Cell> {
-        self.chosen().unwrap_or_else(Cell::defaults)
+    pub fn compares(&self, subject: &str) -> bool {
+        self.subjects.is_empty() || self.subjects.iter().any(|wanted| wanted == subject)
     }
 
     /// The cells that are chosen, if any are.
@@ -282,20 +278,20 @@ mod tests {
     #[test]
     fn cells_are_all_combinations_of_what_is_given() {
         let args = wan(&["--rtt", "c100,s50", "--loss", "0,1", "--cc", "reno", "--subjects", "copied,default"]);
-        let labels: Vec<String> = args.cells().iter().map(Cell::label).collect();
+        let labels: Vec<String> = args.chosen().unwrap().iter().map(Cell::label).collect();
         assert_eq!(
             labels,
             ["c100, 1 MB, reno", "s50, 1 MB, reno", "c100, 1 MB, reno, 1 % lost", "s50, 1 MB, reno, 1 % lost"]
         );
-        assert!(args.compares(Middle::Copied) && !args.compares(Middle::Routed));
+        assert!(args.compares("copied") && !args.compares("routed"));
         assert!(!args.is_default() && args.wants(WanPart::Cells) && !args.wants(WanPart::Unsplice));
     }
 
     #[test]
     fn everything_is_measured_by_default() {
         let args = wan(&[]);
-        assert!(args.is_default() && args.wants(WanPart::SlowReaders) && args.compares(Middle::Haproxy));
-        assert_eq!(args.cells(), Cell::defaults());
+        assert!(args.is_default() && args.wants(WanPart::SlowReaders) && args.compares("haproxy"));
+        assert_eq!(args.chosen(), None, "a selection");
         let part = wan(&["--parts", "unsplice"]);
         assert!(!part.is_default() && part.wants(WanPart::Unsplice) && !part.wants(WanPart::Cells));
     }

@@ -3,17 +3,19 @@
 //!
 //! Only figures of the same run are compared: each round measures every variant once, in rotated order, and
 //! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define what
-//! is compared and what is measured. [`venue`] sets up a variant: a [`network`], and in it one of the
-//! [`programs`], longsplice or one of its [`peers`]. [`segment`], [`ratio`], [`bulk`], [`response`], [`rate`],
-//! [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`] (by [`driver`] and [`release`]),
-//! [`memory`], [`flood`] (with room from [`conntrack`]), [`million`], [`wan`] and [`tpot`] are the measurements. [`machine`]
-//! measures the cost and detects disturbances, [`counters`] packet sizes; [`results`] keeps everything,
-//! [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`] writes them into the documents.
+//! is compared and what is measured. A [`venue`] is where: a [`network`], and in it longsplice or one of its [`peers`], or, for
+//! HTTP, a [`site`], or long links ([`far`]). [`segment`], [`ratio`], [`bulk`], [`rate`] (of [`objects`]), [`threshold`],
+//! [`http`] (by [`requests`]), [`switch`] (by [`driver`] and [`release`]), [`memory`], [`flood`] (with room from [`conntrack`]),
+//! [`million`] and [`wan`] (between its [`ends`]) are the measurements. [`machine`] measures the cost and detects
+//! disturbances, [`counters`] packet sizes; [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] formats
+//! tables, and [`readme`] writes them into the documents.
 
 mod bulk;
 mod conntrack;
 mod counters;
 mod driver;
+mod ends;
+mod far;
 mod flood;
 mod http;
 mod machine;
@@ -23,14 +25,12 @@ pub(crate) mod network;
 mod objects;
 mod peers;
 mod plots;
-mod programs;
 mod rate;
 mod ratio;
 mod readme;
 mod release;
 mod report;
 pub(crate) mod requests;
-mod response;
 mod results;
 mod rounds;
 mod segment;
@@ -39,10 +39,9 @@ mod stats;
 mod subject;
 mod switch;
 mod threshold;
-mod tpot;
 mod trace;
 pub(crate) mod variant;
-mod venue;
+pub(crate) mod venue;
 mod wan;
 
 use crate::{
@@ -52,13 +51,11 @@ use crate::{
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use longsplice::Outcome;
 use machine::Machine;
-use network::Packets;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use peers::Peer;
-use results::{Case, FORMAT, Results, Setup, Summary};
+use results::{Case, Part, Results};
 use std::{
     error::Error,
-    fs,
     io::IsTerminal,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -68,8 +65,8 @@ use std::{
     },
     time::Instant,
 };
+use subject::Kind;
 use variant::Variant;
-use venue::Venue;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -93,53 +90,40 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         return Err("the bench makes network namespaces: run it as root".into());
     }
     let bench = Bench::new(args)?;
-    let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
+    let dir = out.join(bench.machine.slug());
+    let wanted = |what| args.what.contains(&what);
+    let keep = |results: &Results, cases: &[Case], wanted: bool| -> Result<()> {
+        print!("{}", report::full(results));
+        if wanted || args.out.is_some() {
+            let file = results.write(&dir, cases).map_err(|e| format!("{}: {e}", dir.display()))?;
+            println!("kept in {}", file.display());
+        }
+        Ok(())
+    };
     if args.what.is_empty() || args.what.iter().any(|w| !ALONE.contains(w)) {
         let (results, cases) = bench.measure(args)?;
-        let full = report::full(&results);
-        print!("{full}");
+        keep(&results, &cases, args.what.is_empty())?;
         if args.what.is_empty() || args.out.is_some() {
-            let dir = dir(&results.date);
-            write(&dir, &results, &cases, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+            plots::draw(&dir, &results)?;
             if bench.wanted(args, &[Measurement::Trace]) {
                 trace::draw(&bench, &dir.join("trace.svg"))?;
             }
-            println!("\nkept in {}", dir.display());
         }
     }
-    if args.what.contains(&Measurement::Million) {
-        let kept = million::MillionResults::new(bench.machine.clone(), million::measure(&bench, args.connections)?);
-        let dir = dir(&kept.date);
-        kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        println!("{}\nkept in {}", kept.text(), dir.join(million::JSON).display());
+    if wanted(Measurement::Million) {
+        let line = million::measure(&bench, args.connections)?;
+        keep(&Results { lines: vec![line], ..bench.results(Part::Million, &[]) }, &[], true)?;
     }
-    if args.what.contains(&Measurement::Wan) {
-        let kept = wan::measure(&bench, &args.wan)?;
-        println!("{}", kept.text());
-        if args.wan.is_default() || args.out.is_some() {
-            let dir = dir(&kept.date);
-            kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-            println!("kept in {}", dir.join(wan::JSON).display());
-        }
+    if wanted(Measurement::Wan) {
+        let (results, cases) = wan::measure(&bench, &args.wan)?;
+        keep(&results, &cases, args.wan.is_default())?;
     }
-    if args.what.contains(&Measurement::Tpot) {
-        let kept = tpot::measure(&bench, &args.wan)?;
-        println!("{}", kept.text());
-        if args.wan.is_default() || args.out.is_some() {
-            let dir = dir(&kept.date);
-            kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-            println!("kept in {}", dir.join(tpot::JSON).display());
+    if wanted(Measurement::Tpot) {
+        for (results, cases) in wan::translucent(&bench, &args.wan)? {
+            keep(&results, &cases, args.wan.is_default())?;
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn write(dir: &Path, results: &Results, cases: &[Case], table: &str) -> Result<()> {
-    fs::create_dir_all(dir)?;
-    fs::write(dir.join(readme::JSON), serde_json::to_string_pretty(results)? + "\n")?;
-    fs::write(dir.join(readme::ROUNDS), serde_json::to_string(cases)? + "\n")?;
-    fs::write(dir.join("results.md"), table)?;
-    plots::draw(dir, &results.summary)
 }
 
 /// State shared by all measurements.
@@ -170,7 +154,7 @@ impl Bench {
             machine: Machine::here(),
             began: Instant::now(),
             interrupted: watch_interrupts()?,
-            lacking: Variant::ALL.into_iter().filter_map(|v| Some((v, programs::lacks(v)?))).collect(),
+            lacking: Variant::all().filter_map(|v| Some((v, venue::lacks(v)?))).collect(),
             left_out: Mutex::default(),
             bars: std::io::stderr().is_terminal().then(MultiProgress::new),
         })
@@ -190,75 +174,83 @@ impl Bench {
             cases.extend(bulk::measure(self)?);
         }
         if wanted(&[Measurement::Response]) {
-            cases.extend(response::measure(self)?);
+            cases.extend(rate::responses(self)?);
         }
         if wanted(&[Measurement::Rate]) {
             cases.extend(rate::measure(self)?);
         }
-        let short = if wanted(&[Measurement::Threshold]) { threshold::measure(self)? } else { Vec::new() };
-        let threshold = (!short.is_empty()).then(|| threshold::of(&threshold::SIZES, &short));
-        cases.extend(short);
-        let mut bodies = Vec::new();
+        let mut thresholds = Vec::new();
+        if wanted(&[Measurement::Threshold]) {
+            let short = rate::short(self)?;
+            thresholds.push((Kind::Short, threshold::of(&threshold::SIZES, &short)));
+            cases.extend(short);
+        }
         if wanted(&[Measurement::Http]) {
             cases.extend(http::measure(self)?);
-            bodies = http::bodies(self)?;
+            let bodies = http::bodies(self)?;
+            if !bodies.is_empty() {
+                thresholds.push((Kind::Body, threshold::of(&http::BODIES, &bodies)));
+            }
+            cases.extend(bodies);
         }
-        let by_body = (!bodies.is_empty()).then(|| threshold::of(&http::BODIES, &bodies));
-        cases.extend(bodies);
-        let switch = if wanted(&[Measurement::Switch]) { switch::measure(self)? } else { Vec::new() };
-        let memory = wanted(&[Measurement::Memory]).then(|| memory::measure(self)).transpose()?;
+        let switches = if wanted(&[Measurement::Switch]) { switch::measure(self)? } else { Vec::new() };
+        let mut tables = Vec::new();
+        if wanted(&[Measurement::Memory]) {
+            let (case, lines) = memory::measure(self)?;
+            cases.push(case);
+            tables = lines;
+        }
         if wanted(&[Measurement::Flood]) {
             cases.extend(flood::measure(self, &args.flows)?);
         }
-        let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
-        let lacking = self.lacking.iter().map(|(_, why)| why.clone());
-        let results = Results {
-            format: FORMAT,
-            date: machine::today(),
-            machine: self.machine.clone(),
-            setup: self.setup(),
-            skipped: lacking.chain(left_out).collect(),
-            summary: Summary::of(&cases),
-            switch,
-            memory,
-            threshold,
-            bodies: by_body,
-        };
+        let mut results = self.results(Part::Results, &cases);
+        results.thresholds = thresholds;
+        (results.setup, results.configurations) = self.setup();
+        results.lines.extend(switches.into_iter().chain(tables));
         Ok((results, cases))
+    }
+
+    /// The results of a part, with what is missing in them.
+    fn results(&self, part: Part, cases: &[Case]) -> Results {
+        let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
+        let matters = |v: &Variant| part == Part::Results || (part == Part::Wan && Variant::WAN.contains(v));
+        let lacking = self.lacking.iter().filter(|(v, _)| matters(v)).map(|(_, why)| why.clone());
+        let skipped = lacking.chain(left_out).collect();
+        Results { rounds: self.rounds, seconds: self.seconds, skipped, ..Results::of(part, cases) }
     }
 
     fn wanted(&self, args: &BenchArgs, any: &[Measurement]) -> bool {
         args.what.is_empty() || args.what.iter().any(|w| any.contains(w))
     }
 
-    fn setup(&self) -> Setup {
-        let variants = Variant::ALL.into_iter().filter(|v| self.has(*v));
+    /// Network, rules and variants, a sentence each; and the configurations.
+    fn setup(&self) -> (Vec<String>, Vec<(String, String)>) {
+        const NETWORK: &str = "client, forwarder and server are network namespaces joined by veth, MTU 1500, Reno, a lab for \
+                               each variant; sender and receiver are threads with blocks of 256 KB";
+        const DISTURBED: &str = "a round is left out, and up to three are measured again, when more than 2 % of the time was \
+                                 stolen by the hypervisor or more than 5 % used by other programs";
+        let variants = Variant::all().filter(|v| self.has(*v));
+        let variants = variants.filter_map(|v| Some(format!("{v}: {}", v.does()?))).chain(http::setup());
         let of_peer = |peer: Peer| Some((peer.name().to_owned(), peer.config()?));
-        let ours = ("longsplice".to_owned(), programs::longsplice_config(Variant::Spliced, None));
-        let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), programs::ruleset(v)?)));
+        let ours = ("longsplice".to_owned(), venue::longsplice_config(Variant::Spliced, None));
+        let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), venue::ruleset(v)?)));
         let flood = Some((format!("{} in the flood", Variant::Nat), flood::translation()));
         let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).chain([flood]).flatten();
-        Setup {
-            rounds: self.rounds,
-            seconds: self.seconds,
-            network: "client, forwarder and server are network namespaces joined by veth, MTU 1500, Reno, a lab for \
-                      each variant; sender and receiver are threads with blocks of 256 KB"
-                .to_owned(),
-            variants: variants.map(|v| format!("{v}: {}", v.does())).chain(http::setup()).collect(),
-            configurations: std::iter::once(ours).chain(peers).chain(http::configurations()).collect(),
-            disturbed:
-                "a round is left out, and up to three are measured again, when more than 2 % of the time was stolen \
-                        by the hypervisor or more than 5 % used by other programs"
-                    .to_owned(),
-        }
+        (
+            [NETWORK, DISTURBED].map(str::to_owned).into_iter().chain(variants).collect(),
+            std::iter::once(ours).chain(peers).chain(http::configurations()).collect(),
+        )
     }
 
     /// Sets up a venue for each variant that is available here.
-    fn venues(&self, variants: &[Variant], packets: Packets) -> Result<Venues> {
+    fn venues<V>(&self, variants: &[Variant], set: impl Fn(Variant) -> Result<V>) -> Result<Venues<V>> {
         let has = variants.iter().copied().filter(|v| self.has(*v));
-        let set = |v: Variant| match Venue::set(v, packets) {
-            Err(e) if v.peer().is_none() => Err(format!("{v}: {e}").into()),
-            other => Ok((v, other.map_err(|e| e.to_string()))),
+        let set = |v: Variant| {
+            self.check()?;
+            match set(v) {
+                Err(e) if v.peer().is_none() => Err(format!("{v}: {e}").into()),
+                other => Ok((v, other.map_err(|e| e.to_string()))),
+            }
         };
         Ok(Venues(has.map(set).collect::<Result<_>>()?))
     }
@@ -297,15 +289,24 @@ impl Bench {
 }
 
 /// The venues of one measurement, or why a peer did not start.
-struct Venues(Vec<(Variant, std::result::Result<Venue, String>)>);
+struct Venues<V>(Vec<(Variant, std::result::Result<V, String>)>);
 
-impl Venues {
-    fn of(&self, variant: Variant) -> Result<&Venue> {
+impl<V> Venues<V> {
+    fn of(&self, variant: Variant) -> Result<&V> {
         let (_, venue) = self.0.iter().find(|(v, _)| *v == variant).ok_or("no venue was set")?;
         venue.as_ref().map_err(|e| e.clone().into())
     }
 
-    fn all(&self) -> impl Iterator<Item = &Venue> {
+    fn of_mut(&mut self, variant: Variant) -> Result<&mut V> {
+        let (_, venue) = self.0.iter_mut().find(|(v, _)| *v == variant).ok_or("no venue was set")?;
+        venue.as_mut().map_err(|e| e.clone().into())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &V> {
         self.0.iter().filter_map(|(_, venue)| venue.as_ref().ok())
+    }
+
+    fn variants(&self) -> impl Iterator<Item = Variant> {
+        self.0.iter().map(|(variant, _)| *variant)
     }
 }

@@ -7,6 +7,8 @@ use std::{fmt, str::FromStr};
 
 /// The longest round-trip time that can be chosen, in milliseconds.
 const MAX_MS: u32 = 1000;
+/// What `wan` compares, on the command line: in the order of its tables.
+pub const SUBJECTS: [&str; 6] = ["routed", "copied", "once", "default", "end-to-end", "haproxy"];
 /// The largest object that can be chosen.
 const MAX_BYTES: u64 = 1_000_000_000;
 
@@ -180,89 +182,6 @@ impl IpVersion {
     }
 }
 
-/// What stands between client and server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Middle {
-    /// A router.
-    Routed,
-    /// longsplice, copying.
-    Copied,
-    /// longsplice, splicing before the first byte, over any path.
-    Once,
-    /// longsplice with its default policy.
-    Default,
-    /// longsplice, whose clients shake hands with the server; plugs only.
-    EndToEnd,
-    /// HAProxy; not with SOCKS.
-    Haproxy,
-    /// longsplice as a translucent proxy, copying: it connects to the server after its handshake with the client.
-    #[value(skip)]
-    TpotBasic,
-    /// The same, but it connects on the client's SYN.
-    #[value(skip)]
-    TpotPipelined,
-    /// The same, splicing before the first byte.
-    #[value(skip)]
-    TpotSpliced,
-    /// A chain of two: the same on both forwarders, pipelined and copying.
-    #[value(skip)]
-    TpotTwo,
-    /// The same, splicing before the first byte.
-    #[value(skip)]
-    TpotTwoSpliced,
-}
-
-impl Middle {
-    /// The subjects of `wan`, in the order of tables.
-    pub const WAN: [Middle; 6] =
-        [Middle::Routed, Middle::Copied, Middle::Once, Middle::Default, Middle::EndToEnd, Middle::Haproxy];
-    /// Those of `tpot`.
-    pub const TPOT: [Middle; 6] = [
-        Middle::Routed,
-        Middle::TpotBasic,
-        Middle::TpotPipelined,
-        Middle::TpotSpliced,
-        Middle::TpotTwo,
-        Middle::TpotTwoSpliced,
-    ];
-
-    /// Title in tables.
-    pub fn title(self) -> &'static str {
-        match self {
-            Middle::Routed => "routed",
-            Middle::Copied => "copied",
-            Middle::Once => "spliced at once",
-            Middle::Default => "default policy",
-            Middle::EndToEnd => "end to end",
-            Middle::Haproxy => "HAProxy",
-            Middle::TpotBasic => "basic, copied",
-            Middle::TpotPipelined => "pipelined, copied",
-            Middle::TpotSpliced => "pipelined, spliced",
-            Middle::TpotTwo => "two, copied",
-            Middle::TpotTwoSpliced => "two, spliced",
-        }
-    }
-
-    /// The number of translucent proxies.
-    pub fn translucent(self) -> usize {
-        match self {
-            Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotSpliced => 1,
-            Middle::TpotTwo | Middle::TpotTwoSpliced => 2,
-            _ => 0,
-        }
-    }
-
-    /// Whether it can take part in this cell.
-    pub fn serves(self, cell: &Cell) -> bool {
-        match cell.protocol {
-            Protocol::Plug => true,
-            Protocol::Socks => self.translucent() == 0 && !matches!(self, Middle::EndToEnd | Middle::Haproxy),
-            Protocol::Http => self.translucent() == 0 && self != Middle::EndToEnd,
-        }
-    }
-}
-
 /// One row: a transfer over a path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
@@ -406,11 +325,5 @@ mod tests {
         let unique: std::collections::HashSet<&String> = labels.iter().collect();
         assert_eq!(unique.len(), labels.len(), "{labels:?}");
         assert!(labels.contains(&Cell::BASE.label()));
-    }
-
-    #[test]
-    fn haproxy_speaks_no_socks() {
-        let socks = Cell { protocol: Protocol::Socks, ..Cell::BASE };
-        assert!(!Middle::Haproxy.serves(&socks) && Middle::Haproxy.serves(&Cell::BASE) && Middle::Once.serves(&socks));
     }
 }

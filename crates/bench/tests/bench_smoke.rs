@@ -40,7 +40,7 @@ fn bench(what: &[&str]) -> BenchOutput {
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
     let dir = fs::read_dir(out.path()).unwrap().next().expect("a directory of results").unwrap().path();
-    let [results, cases] = ["results.json", "rounds.json"]
+    let [results, cases] = ["results.json", "results.rounds.json"]
         .map(|name| serde_json::from_str(&fs::read_to_string(dir.join(name)).unwrap()).unwrap());
     BenchOutput { said: said.into_owned(), dir, results, cases, _out: out }
 }
@@ -64,19 +64,24 @@ impl BenchOutput {
             for variant in variants {
                 let run = runs.iter().find(|run| run["variant"] == *variant);
                 let run = run.unwrap_or_else(|| panic!("no {variant} in {}", case["subject"]));
-                assert!(run["amount"].as_f64() > Some(0.0) && run["value"].as_f64() > Some(0.0), "{run}");
+                let figure = |name: &str| run["figures"][name].as_f64();
+                assert!(figure("amount") > Some(0.0) && figure("value") > Some(0.0), "{run}");
             }
-            let lines = self.results["summary"]["lines"].as_array().unwrap();
+            let lines = self.results["lines"].as_array().unwrap();
             let line = lines.iter().find(|l| l["subject"] == case["subject"] && l["variant"] == variants[0]).unwrap();
-            assert!(line["ratio"]["median"].as_f64() > Some(0.0), "{line}");
+            assert!(line["ratios"]["value"]["median"].as_f64() > Some(0.0), "{line}");
         }
         of_kind.len()
+    }
+
+    fn lines(&self, which: impl Fn(&Value) -> bool) -> Vec<&Value> {
+        self.results["lines"].as_array().unwrap().iter().filter(|l| which(l)).collect()
     }
 
     /// Checks that peers are either measured or reported as missing.
     fn peers(&self, what: &str, peers: &[(&str, &str)]) {
         let skipped = self.results["skipped"].to_string();
-        let lines = self.results["summary"]["lines"].as_array().unwrap();
+        let lines = self.results["lines"].as_array().unwrap();
         let measured: HashSet<&str> =
             lines.iter().filter(|l| l["subject"]["what"] == what).map(|l| l["variant"].as_str().unwrap()).collect();
         for (variant, title) in peers {
@@ -91,7 +96,7 @@ fn bench_smoke() {
     let kept = bench(&["segment", "ratio", "switch", "trace"]);
     let table = fs::read_to_string(kept.dir.join("results.md")).unwrap();
     assert!(kept.said.starts_with(&table), "the tables are kept as they were printed");
-    assert_eq!((&kept.results["format"], &kept.results["setup"]["rounds"]), (&4.into(), &1.into()));
+    assert_eq!((&kept.results["format"], &kept.results["rounds"]), (&5.into(), &1.into()));
     for name in ["cpu", "kernel", "longsplice"] {
         assert!(kept.results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
     }
@@ -110,13 +115,14 @@ fn bench_smoke() {
     );
     assert_eq!(kept.cases("ratio", &["ip-forward", "spliced", "copy"]), 2, "three to one is derived only");
     kept.has("| 3:1 | spliced |");
-    let forced = kept.results["summary"]["lines"].as_array().unwrap().iter();
-    let forced = forced.filter(|l| l["subject"]["segments"] == 1).map(|l| l["per_ack"]["median"].as_f64().unwrap());
+    let forced = kept.lines(|l| l["subject"]["what"] == "ratio");
+    let forced = forced.into_iter().filter(|l| l["subject"]["segments"] == 1);
+    let forced = forced.map(|l| l["figures"]["per-ack"]["median"].as_f64().unwrap());
     for per_ack in forced {
         assert!((0.8..1.5).contains(&per_ack), "one acknowledgement for each segment, not for {per_ack}");
     }
-    let switch = kept.results["switch"].as_array().unwrap();
-    let has = |n: usize, step: &str| switch[n][step]["median"].as_f64() > Some(0.0);
+    let switch = kept.lines(|l| l["subject"]["what"] == "switch");
+    let has = |n: usize, step: &str| switch[n]["figures"][step]["median"].as_f64() > Some(0.0);
     assert!(has(0, "unsplice") && has(1, "unsplice") && has(2, "release") && has(2, "recreate"), "{switch:?}");
     kept.has("| splice, release and recreate |");
     kept.drew("segments.svg");
@@ -153,15 +159,16 @@ fn http() {
 #[ignore = "root"]
 fn memory() {
     let kept = bench(&["memory"]);
-    let held = kept.results["memory"]["held"].as_array().unwrap();
-    let of = |variant: &str, released: bool| {
-        let found = held.iter().find(|h| h["variant"] == variant && h["released"] == released);
-        found.unwrap_or_else(|| panic!("no {variant} in {held:?}"))
+    let held = kept.lines(|l| l["subject"]["what"] == "memory");
+    let of = |variant: &str| {
+        let found = held.iter().find(|l| l["variant"] == variant);
+        &found.unwrap_or_else(|| panic!("no {variant} in {held:?}"))["figures"]
     };
-    let [parked, released] = [false, true].map(|released| of("spliced", released)["forwarder"].as_f64().unwrap());
+    let [parked, released] = ["spliced", "released"].map(|v| of(v)["forwarder"]["median"].as_f64().unwrap());
     assert!(released < parked / 2.0, "sockets of released flows are gone: {released} of {parked} bytes");
-    assert!(of("copy", false)["resident"].as_f64() > Some(0.0));
-    assert!(of("ip-forward", false)["resident"].is_null(), "nobody is in the middle");
+    assert!(of("copy")["resident"]["median"].as_f64() > Some(0.0));
+    assert!(of("ip-forward")["resident"].is_null(), "nobody is in the middle");
+    assert_eq!(kept.lines(|l| l["subject"]["what"] == "table").len(), 3);
 }
 
 /// A flood beside them, or the links of another network, would fill the kernel's queues for received packets.
@@ -191,83 +198,95 @@ fn a_small_million() {
     let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
     assert!(!entry.path().join("results.json").exists(), "what else there is stays as it was");
     let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("million.json")).unwrap()).unwrap();
-    let million = &kept["million"];
-    assert_eq!((&million["connections"], &million["checked"]), (&200.into(), &100.into()), "{million}");
-    assert!(million["micros_all"].as_f64().unwrap() > 0.0, "{million}");
+    let line = &kept["lines"][0];
+    let figure = |name: &str| line["figures"][name]["median"].as_f64().unwrap();
+    assert_eq!((&line["subject"]["connections"], figure("checked")), (&200.into(), 100.0), "{line}");
+    assert!(figure("micros-all") > 0.0, "{line}");
+}
+
+/// Measures chosen cells over long paths in one round. Returns the output, and the lines of each file.
+fn far(arguments: &[&str]) -> (String, impl Fn(&str) -> Vec<Value> + use<>) {
+    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let out = ["--rounds", "1", "--out", dir.path().to_str().unwrap()];
+    let bench = longsplice_bench(&[arguments, &out].concat());
+    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{said}\n{complained}");
+    let lines = move |name: &str| {
+        let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
+        let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join(name)).unwrap()).unwrap();
+        kept["lines"].as_array().unwrap().clone()
+    };
+    (said.into_owned(), lines)
+}
+
+/// The figure of a line; `None` if it has none.
+fn figure(line: &Value, name: &str) -> Option<f64> {
+    line["figures"][name]["median"].as_f64()
+}
+
+/// The lines of each transfer.
+fn transfers(lines: &[Value]) -> Vec<Vec<&Value>> {
+    let paths: Vec<&Value> = lines.iter().filter(|l| l["subject"]["what"] == "path").collect();
+    paths.chunk_by(|a, b| a["subject"] == b["subject"]).map(<[&Value]>::to_vec).collect()
 }
 
 #[test]
 #[ignore = "root"]
 fn wan_smoke() {
-    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().to_str().unwrap();
     let chosen = ["--rtt", "c10,s10", "--size", "1m", "--cc", "cubic", "--proto", "plug,http", "--ip", "v6"];
-    let parts = ["--parts", "cells,unsplice", "--rounds", "1", "--out", out];
-    let bench = longsplice_bench(&[&["wan"][..], &chosen, &parts].concat());
-    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
-    assert!(bench.status.success(), "{said}\n{complained}");
+    let (said, lines) = far(&[&["wan", "--parts", "cells,unsplice"][..], &chosen].concat());
     assert!(said.contains("| c10, 1 MB, cubic, HTTP, IPv6 |"), "{said}");
-    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
-    let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("wan.json")).unwrap()).unwrap();
-    let rows = kept["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4, "{kept}");
+    let lines = lines("wan.json");
+    let rows = transfers(&lines);
+    assert_eq!(rows.len(), 4, "{said}");
     for row in rows {
-        let line =
-            |middle: &str| row["lines"].as_array().unwrap().iter().find(|line| line["middle"] == middle).unwrap();
+        let line = |variant: &str| *row.iter().find(|line| line["variant"] == variant).unwrap();
         // Connecting and the request are two round trips; a request on a warm connection is one.
-        let least = if row["cell"]["protocol"] == "http" { 0.01 } else { 0.02 };
-        for middle in ["routed", "copied", "once", "default"] {
-            assert!(line(middle)["seconds"]["median"].as_f64() > Some(least), "{row}");
-            assert_eq!(line(middle)["dropped"], 0, "{row}");
+        let least = if row[0]["subject"]["protocol"] == "http" { 0.01 } else { 0.02 };
+        for variant in ["ip-forward", "copy", "spliced", "default"] {
+            assert!(figure(line(variant), "value") > Some(least), "{row:?}");
+            assert_eq!(figure(line(variant), "dropped"), Some(0.0), "{row:?}");
         }
-        assert_eq!(line("copied")["spliced"], 0.0, "{row}");
-        assert!(line("once")["spliced"].as_f64() > Some(0.5), "{row}");
+        assert_eq!(figure(line("copy"), "spliced"), Some(0.0), "{row:?}");
+        assert!(figure(line("spliced"), "spliced") > Some(0.5), "{row:?}");
     }
-    assert_eq!(kept["unsplices"].as_array().unwrap().len(), 2, "{kept}");
+    assert_eq!(lines.iter().filter(|l| l["subject"]["what"] == "unsplice").count(), 2, "{said}");
 }
 
 #[test]
 #[ignore = "root"]
 fn tpot_smoke() {
-    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().to_str().unwrap();
     let chosen = ["--rtt", "b20,t30", "--size", "1,500k", "--ip", "v4,v6"];
-    let parts = ["--parts", "cells,costs", "--rounds", "1", "--seconds", "0.1", "--out", out];
-    let bench = longsplice_bench(&[&["tpot"][..], &chosen, &parts].concat());
-    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
-    assert!(bench.status.success(), "{said}\n{complained}");
+    let (said, lines) = far(&[&["tpot", "--parts", "cells,costs", "--seconds", "0.1"][..], &chosen].concat());
     let head = "| routed | basic, copied | pipelined, copied | pipelined, spliced | two, copied | two, spliced |";
     assert!(said.contains(head), "{said}");
-    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
-    let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("tpot.json")).unwrap()).unwrap();
-    let rows = kept["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 8, "{kept}");
+    let costs = lines("tpot-costs.json");
     for what in ["segment", "rate"] {
-        let lines =
-            kept["costs"]["summary"]["lines"].as_array().unwrap().iter().filter(|line| line["subject"]["what"] == what);
-        let spliced: Vec<_> = lines.map(|line| (line["variant"].as_str().unwrap(), &line["spliced"])).collect();
+        let variants: Vec<&Value> =
+            costs.iter().filter(|line| line["subject"]["what"] == what).map(|line| &line["variant"]).collect();
         for variant in ["ip-forward", "beside-tpot", "copy-tpot", "spliced-tpot", "spliced-tpot-udp"] {
-            assert!(spliced.iter().any(|(v, _)| *v == variant), "{variant}: {spliced:?}");
+            assert!(variants.iter().any(|v| *v == variant), "{variant}: {variants:?}");
         }
     }
     assert!(said.contains("| spliced, TPOT in UDP |"), "{said}");
+    let lines = lines("tpot.json");
+    let rows = transfers(&lines);
+    assert_eq!(rows.len(), 8, "{said}");
     for row in rows {
-        let round_trip = row["cell"]["distance"]["ms"].as_f64().unwrap() / 1000.0;
-        let lines = row["lines"].as_array().unwrap();
-        let middles: Vec<_> = lines.iter().map(|line| line["middle"].as_str().unwrap()).collect();
-        let one = ["routed", "tpot-basic", "tpot-pipelined", "tpot-spliced"];
-        assert_eq!(middles, [&one[..], &["tpot-two", "tpot-two-spliced"]].concat(), "{row}");
+        let round_trip = row[0]["subject"]["distance"]["ms"].as_f64().unwrap() / 1000.0;
+        let variants: Vec<_> = row.iter().map(|line| line["variant"].as_str().unwrap()).collect();
+        let one = ["ip-forward", "tpot-basic", "tpot-pipelined", "tpot-spliced"];
+        assert_eq!(variants, [&one[..], &["tpot-two", "tpot-two-spliced"]].concat(), "{row:?}");
         // Connecting and the request are two round trips. With pipelined proxies, it takes one for the request, and that of the
         // longest segment for connecting: half of the path, or a third.
-        for (line, least) in lines.iter().zip([2.0, 2.0, 1.5, 1.5, 1.3, 1.3]) {
-            assert!(line["seconds"]["median"].as_f64() >= Some(least * round_trip), "{row}");
-            assert_eq!(line["dropped"], 0, "{row}");
+        for (line, least) in row.iter().zip([2.0, 2.0, 1.5, 1.5, 1.3, 1.3]) {
+            assert!(figure(line, "value") >= Some(least * round_trip), "{row:?}");
+            assert_eq!(figure(line, "dropped"), Some(0.0), "{row:?}");
         }
-        let shares = [0, 1, 2, 3, 4, 5].map(|n| lines[n]["spliced"].as_f64());
-        assert_eq!([shares[0], shares[1], shares[2], shares[4]], [None, Some(0.0), Some(0.0), Some(0.0)], "{row}");
-        assert!(shares[3] > Some(0.5) && shares[5] > Some(0.5), "{row}");
+        let shares = [0, 1, 2, 3, 4, 5].map(|n| figure(row[n], "spliced"));
+        assert_eq!([shares[0], shares[1], shares[2], shares[4]], [None, Some(0.0), Some(0.0), Some(0.0)], "{row:?}");
+        assert!(shares[3] > Some(0.5) && shares[5] > Some(0.5), "{row:?}");
     }
 }
 

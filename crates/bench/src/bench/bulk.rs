@@ -8,10 +8,10 @@ use super::{
     counters::FromServer,
     machine::{Cost, Watch},
     network::{PATIENCE, Packets},
-    results::{Case, Run},
+    results::{Case, Figure, Run},
     subject::Subject,
     variant::Variant,
-    venue::{Pair, Venue},
+    venue::{Near, Pair},
 };
 use longsplice_lab::process::wait_for;
 use std::{
@@ -36,6 +36,7 @@ const CONNECTIONS: [u64; 3] = [1, 8, 64];
 /// Variants measured in all cases.
 const VARIANTS: [Variant; 5] =
     [Variant::IpForward, Variant::Spliced, Variant::SplicedPeer, Variant::Copy, Variant::Haproxy];
+
 /// Measures all packet sizes and numbers of connections.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
@@ -50,8 +51,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
 }
 
 /// Sets the venues, and warms them up.
-pub(super) fn venues(bench: &Bench, packets: Packets, variants: &[Variant]) -> Result<Venues> {
-    let venues = bench.venues(variants, packets)?;
+pub(super) fn venues(bench: &Bench, packets: Packets, variants: &[Variant]) -> Result<Venues<Near>> {
+    let venues = bench.venues(variants, |v| Near::set(v, packets))?;
     for venue in venues.all() {
         bench.check()?;
         // Not counted: the first transfer of each venue was up to three times slower
@@ -67,7 +68,7 @@ pub(super) fn case(
     packets: Packets,
     connections: u64,
     variants: &[Variant],
-    venues: &Venues,
+    venues: &Venues<Near>,
 ) -> Result<Case> {
     let subject = Subject::Bulk { packets, connections };
     bench.rounds(subject, variants, |v| run(venues.of(v)?, connections, bench.seconds))
@@ -83,17 +84,17 @@ fn variants(packets: Packets, connections: u64) -> Vec<Variant> {
     }
 }
 
-fn run(venue: &Venue, connections: u64, seconds: f64) -> Result<Run> {
+fn run(venue: &Near, connections: u64, seconds: f64) -> Result<Run> {
     let before = FromServer::so_far(venue)?;
     let (bytes, cost) = transfer(venue, connections as usize, seconds)?;
     let packet = FromServer::so_far(venue)?.size_since(before);
     let gigabytes = bytes as f64 / 1e9;
     let (gbit, cpu) = (gigabytes * 8.0 / cost.seconds, cost.cpu / gigabytes);
-    Ok(Run { packet, ..Run::new(venue.variant, cost, bytes as f64, gbit, cpu) })
+    Ok(Run::new(venue.variant, cost, bytes as f64, gbit, cpu).with(Figure::Packet, packet))
 }
 
 /// Returns the bytes received in the time, and the cost.
-fn transfer(venue: &Venue, connections: usize, seconds: f64) -> Result<(u64, Cost)> {
+fn transfer(venue: &Near, connections: usize, seconds: f64) -> Result<(u64, Cost)> {
     transfer_over(venue.connect(connections)?, seconds)
 }
 

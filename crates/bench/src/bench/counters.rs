@@ -1,7 +1,10 @@
 //! Counters of a lab's devices and kernel: the packet sizes that a forwarder handled. And longsplice's own: how much it spliced.
 
-use super::{Result, site::Site, variant::Variant, venue::Venue};
-use longsplice::{Ask, Client};
+use super::{
+    Result,
+    venue::{OURS, Venue},
+};
+use longsplice::Ask;
 use longsplice_lab::Namespace;
 use serde_json::Value;
 use std::fs;
@@ -59,7 +62,7 @@ impl FromServer {
 
 /// Packets forwarded by longsplice's data path, in both directions.
 fn forwarded(venue: &Venue) -> Result<u64> {
-    let answer = venue.control()?.ask(Ask::Counters)?;
+    let answer = venue.control(OURS)?.ask(Ask::Counters)?;
     let verdict = |name: &str| answer["verdicts"][name].as_u64();
     let all: Option<u64> = ["forwarded", "forwarded-slow", "forwarded-early"].into_iter().map(verdict).sum();
     Ok(all.ok_or("longsplice does not say how many packets it forwarded")?)
@@ -73,21 +76,12 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Those of a plug or SOCKS proxy, or of connections that are routed.
+    /// Those of the only longsplice of a venue.
     pub fn of(venue: &Venue) -> Result<Flows> {
-        Flows::read(venue.variant, || venue.control())
-    }
-
-    /// Those of a reverse proxy.
-    pub fn at(site: &Site) -> Result<Flows> {
-        Flows::read(site.variant, || Ok(Client::connect(Some(&site.control()))?))
-    }
-
-    fn read(variant: Variant, control: impl FnOnce() -> Result<Client>) -> Result<Flows> {
-        if !variant.is_longsplice() {
+        if !venue.variant.is_longsplice() {
             return Ok(Flows::default());
         }
-        let answer = control()?.ask(Ask::Counters)?;
+        let answer = venue.control(OURS)?.ask(Ask::Counters)?;
         let listeners = answer["listeners"].as_array().ok_or("longsplice does not say what it has spliced")?;
         let refused = listeners.iter().filter_map(|l| l["refused"].as_object()).flat_map(|all| all.values());
         let sum = |counts: &mut dyn Iterator<Item = &Value>| counts.filter_map(Value::as_u64).sum();

@@ -6,12 +6,12 @@
 use super::{
     Bench, Result, conntrack,
     machine::Watch,
-    network::{self, Pins},
-    programs,
+    network,
     results::{Case, Run},
     segment::on_one_cpu,
     subject::Subject,
     variant::Variant,
+    venue::{Venue as Common, load_rules, ruleset},
 };
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple};
 use longsplice_lab::{
@@ -53,21 +53,8 @@ pub fn measure(bench: &Bench, flows: &[u32]) -> Result<Vec<Case>> {
 
 fn case(bench: &Bench, flows: u32) -> Result<Case> {
     let subject = Subject::Flood { flows };
-    let mut venues: Vec<Venue> = Vec::new();
-    for variant in VARIANTS.into_iter().filter(|v| bench.has(*v)) {
-        bench.check()?;
-        let named = |e| format!("{}: {variant}: {e}", subject.title());
-        match Venue::set(variant, flows) {
-            Ok(venue) => venues.push(venue),
-            Err(e) if variant.peer().is_some() => bench.leave_out(named(e)),
-            Err(e) => return Err(named(e).into()),
-        }
-    }
-    let variants: Vec<Variant> = venues.iter().map(|venue| venue.variant).collect();
-    bench.rounds(subject, &variants, |v| {
-        let venue = venues.iter_mut().find(|venue| venue.variant == v).ok_or("no venue was set")?;
-        venue.run(bench.seconds)
-    })
+    let mut venues = bench.venues(&VARIANTS, |v| Venue::set(v, flows))?;
+    bench.rounds(subject, &VARIANTS, |v| venues.of_mut(v)?.run(bench.seconds))
 }
 
 /// Address translation like a plug: packets to the proxy's address go to the server. Unlike masquerading, it keeps the
@@ -82,37 +69,35 @@ pub fn translation() -> String {
 
 /// A lab with one variant in the middle. Fields are dropped in order.
 struct Venue {
-    variant: Variant,
     flood: Flood,
     datapath: Option<Datapath>,
-    _pins: Pins,
-    lab: Lab,
+    common: Common,
     _room: Option<conntrack::Room>,
 }
 
 impl Venue {
     fn set(variant: Variant, flows: u32) -> Result<Venue> {
-        let lab = network::lab(network::Packets::Large, variant.routed())?;
-        let pins = Pins::of(&lab)?;
+        let common = Common::new(variant, network::lab(network::Packets::Large, variant.routed())?)?;
+        let lab = &common.lab;
         let (mut datapath, mut room) = (None, None);
         match variant {
-            Variant::Tcx => datapath = Some(splice(&lab, flows, Options::default(), legs)?),
-            Variant::Identity => datapath = Some(splice(&lab, flows, Options::default(), same_legs)?),
+            Variant::Tcx => datapath = Some(splice(lab, flows, Options::default(), legs)?),
+            Variant::Identity => datapath = Some(splice(lab, flows, Options::default(), same_legs)?),
             Variant::TcxPeer => {
                 let peer = vec![lab.server_device().into()];
-                datapath = Some(splice(&lab, flows, Options { peer, ..Options::default() }, legs)?);
+                datapath = Some(splice(lab, flows, Options { peer, ..Options::default() }, legs)?);
             }
             Variant::Xdp => {
                 // lets a veth accept the frames that XDP sends to its peer, as a network card does
                 lab.server.execute("ethtool", &["-K", "s0", "gro", "on"])?;
                 let xdp = vec![lab.client_device().into()];
-                datapath = Some(splice(&lab, flows, Options { xdp, ..Options::default() }, legs)?);
+                datapath = Some(splice(lab, flows, Options { xdp, ..Options::default() }, legs)?);
             }
             Variant::Nat => {
-                programs::load_rules(&lab, &translation())?;
+                load_rules(lab, &translation())?;
                 room = Some(conntrack::Room::for_connections(&lab.forwarder, flows)?);
             }
-            routed => programs::ruleset(routed).map_or(Ok(()), |rules| programs::load_rules(&lab, &rules))?,
+            routed => ruleset(routed).map_or(Ok(()), |rules| load_rules(lab, &rules))?,
         }
         let v4 = |address| match address {
             SocketAddr::V4(v4) => v4,
@@ -120,8 +105,8 @@ impl Venue {
         };
         let to_server = variant.to_server() && variant != Variant::Nat;
         let target = v4(if to_server { network::server() } else { network::proxy() });
-        let flood = Flood::new(&lab, Aim { flows, target, arrives_at: network::server().port() })?;
-        let mut venue = Venue { variant, flood, datapath, _pins: pins, lab, _room: room };
+        let flood = Flood::new(lab, Aim { flows, target, arrives_at: network::server().port() })?;
+        let mut venue = Venue { flood, datapath, common, _room: room };
         if variant == Variant::Nat {
             venue.meet(flows)?;
         }
@@ -134,7 +119,7 @@ impl Venue {
         let began = Instant::now();
         loop {
             let run = self.flood.run(WARM_UP)?;
-            let known = conntrack::tracked(&self.lab.forwarder)?;
+            let known = conntrack::tracked(&self.common.lab.forwarder)?;
             if known >= enough {
                 return Ok(());
             }
@@ -160,7 +145,7 @@ impl Venue {
         cost.disturbed = loss.or(cost.disturbed);
         cost.seconds = flooded.elapsed.as_secs_f64();
         let nanos = flooded.cpu.as_nanos() as f64 / flooded.arrived.max(1) as f64;
-        Ok(Run::new(self.variant, cost, flooded.arrived as f64, nanos, nanos / 1e3))
+        Ok(Run::new(self.common.variant, cost, flooded.arrived as f64, nanos, nanos / 1e3))
     }
 
     /// The data path's verdict counters.

@@ -4,8 +4,9 @@
 use super::{
     Bench, Result,
     counters::Flows,
+    machine::Cost,
     requests,
-    results::{Case, Run},
+    results::{Case, Figure, Run},
     segment::on_one_cpu,
     site::{Files, Site, VARIANTS, config, origin_config},
     subject::Subject,
@@ -21,8 +22,6 @@ pub const BODIES: [u64; 9] = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10
 /// Length of one run, as a fraction of a transfer: one size, one variant, one round.
 const SHARE: f64 = 0.6;
 const BODIES_SHARE: f64 = 0.2;
-/// Rounds for each requested round.
-const ROUNDS: usize = 3;
 /// Larger than any body of the bench: bodies below this are copied by a proxy that may splice others.
 const FAR: &str = "1125899906842624";
 
@@ -42,15 +41,11 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
         return Ok(Vec::new());
     }
     let files = Files::make(&SIZES.map(|(bytes, _)| bytes))?;
-    let sites = VARIANTS.iter().map(|v| Site::set(*v, arguments(*v), &files)).collect::<Result<Vec<_>>>()?;
+    let sites = bench.venues(&VARIANTS, |v| Site::set(v, arguments(v), &files))?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     let case = |(bytes, connections)| {
-        bench.rounds(Subject::Http { bytes }, &VARIANTS, |variant| {
-            let site = sites.iter().find(|s| s.variant == variant).ok_or("no site was set")?;
-            let before = Flows::at(site)?;
-            let (count, cost) = requests::ask(site, bytes, connections, length)?;
-            let (rate, cpu) = (count / cost.seconds, cost.cpu * 1e6 / count);
-            Ok(Run { spliced: Flows::at(site)?.share_since(before), ..Run::new(variant, cost, count, rate, cpu) })
+        bench.rounds(Subject::Http { bytes }, &VARIANTS, |v| {
+            run(sites.of(v)?, bytes, connections, length, |count, cost| Run::rate(v, cost, count))
         })
     };
     SIZES.into_iter().map(case).collect()
@@ -63,22 +58,28 @@ pub fn bodies(bench: &Bench) -> Result<Vec<Case>> {
     }
     let files = Files::make(&BODIES)?;
     on_one_cpu(|| {
-        let sites = [(Variant::Copy, FAR), (Variant::Spliced, "at-once")];
-        let sites =
-            sites.into_iter().map(|(v, when)| Site::set(v, &["--splice", when], &files)).collect::<Result<Vec<_>>>()?;
+        let when = |v: Variant| if v == Variant::Copy { FAR } else { "at-once" };
+        let sites = bench.venues(&threshold::VARIANTS, |v| Site::set(v, &["--splice", when(v)], &files))?;
         let length = Duration::from_secs_f64(bench.seconds * BODIES_SHARE);
         let case = |bytes| {
-            bench.rounds_of(bench.rounds * ROUNDS, Subject::Body { bytes }, &threshold::VARIANTS, |variant| {
-                let site = sites.iter().find(|s| s.variant == variant).ok_or("no site was set")?;
-                let before = Flows::at(site)?;
-                let (count, cost) = requests::ask(site, bytes, 1, length)?;
-                let micros = cost.seconds * 1e6 / count;
-                let cpu = micros * cost.first_busy;
-                Ok(Run { spliced: Flows::at(site)?.share_since(before), ..Run::new(variant, cost, count, micros, cpu) })
+            bench.rounds_of(bench.rounds * threshold::ROUNDS, Subject::Body { bytes }, &threshold::VARIANTS, |v| {
+                run(sites.of(v)?, bytes, 1, length, |count, cost| Run::each(v, cost, count))
             })
         };
         BODIES.into_iter().map(case).collect()
     })
+}
+
+fn run(
+    site: &Site,
+    bytes: u64,
+    connections: usize,
+    length: Duration,
+    summary: impl FnOnce(f64, Cost) -> Run,
+) -> Result<Run> {
+    let before = Flows::of(site)?;
+    let (count, cost) = requests::ask(site, bytes, connections, length)?;
+    Ok(summary(count, cost).with(Figure::Spliced, Flows::of(site)?.share_since(before)))
 }
 
 /// Description of the programs, for the set-up.

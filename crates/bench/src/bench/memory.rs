@@ -5,11 +5,12 @@ use super::{
     Bench, Result,
     machine::{Watch, tree},
     network::Packets,
-    results::{HeldMemory, Memory, Table},
+    results::{Case, Figure, Line, Run},
+    stats::Spread,
+    subject::{Map, Subject},
     variant::Variant,
-    venue::{Pair, Venue},
+    venue::{Near, Pair},
 };
-use longsplice::{netns_inode, pin_folder};
 use longsplice_datapath::{MapSize, map_size};
 use longsplice_lab::Namespace;
 use std::{
@@ -19,16 +20,16 @@ use std::{
     time::Duration,
 };
 
-/// The variants measured, and whether flows are released. The first shows the memory of the end hosts alone.
-const VARIANTS: [(Variant, bool); 8] = [
-    (Variant::IpForward, false),
-    (Variant::Copy, false),
-    (Variant::Spliced, false),
-    (Variant::Spliced, true),
-    (Variant::Haproxy, false),
-    (Variant::Nginx, false),
-    (Variant::Socat, false),
-    (Variant::Dante, false),
+/// The variants measured. The first shows the memory of the end hosts alone.
+const VARIANTS: [Variant; 8] = [
+    Variant::IpForward,
+    Variant::Copy,
+    Variant::Spliced,
+    Variant::Released,
+    Variant::Haproxy,
+    Variant::Nginx,
+    Variant::Socat,
+    Variant::Dante,
 ];
 /// Number of simultaneous connections: enough that the fixed memory of a process is negligible.
 const CONNECTIONS: usize = 2000;
@@ -44,52 +45,35 @@ const RESTS: usize = 60;
 const FULL: usize = 32;
 /// Change in the number of sockets that is ignored: other programs always open and close a few.
 const STIR: f64 = 10.0;
-/// Seconds until sockets are closed, in variants with release.
-const RELEASE: f64 = 0.1;
 /// Kernel caches that hold the parts of a socket.
 const CACHES: [&str; 6] = ["TCP", "sock_inode_cache", "filp", "dentry", "eventpoll_epi", "eventpoll_pwq"];
 /// Page size of x86-64 and most other architectures.
 const PAGE: f64 = 4096.0;
 
-/// Measures tables, processes and sockets.
-pub fn measure(bench: &Bench) -> Result<Memory> {
+/// Measures processes and sockets, and tables.
+pub fn measure(bench: &Bench) -> Result<(Case, Vec<Line>)> {
     let mut tables = Vec::new();
-    let mut all: Vec<HeldMemory> = Vec::new();
-    let bar = bench.bar("memory", VARIANTS.len());
-    for (variant, released) in VARIANTS.into_iter().filter(|(v, _)| bench.has(*v)) {
-        bench.check()?;
-        let venue = Venue::releasing(variant, Packets::Large, released.then_some(RELEASE));
-        if let (Variant::Spliced, false, Ok(venue)) = (variant, released, &venue) {
-            tables = ["paths4", "paths6", "legs"].into_iter().map(|name| table(venue, name)).collect::<Result<_>>()?;
+    let case = bench.rounds_of(1, Subject::Memory, &VARIANTS, |v| {
+        let venue = Near::set(v, Packets::Large)?;
+        if v == Variant::Spliced {
+            let all = [Map::Paths4, Map::Paths6, Map::Legs];
+            tables = all.into_iter().map(|map| table(&venue, map)).collect::<Result<_>>()?;
         }
-        let ends = all.first().map(|ends| ends.kernel);
-        match venue.and_then(|venue| held(&venue, released, ends)) {
-            Ok(held) => {
-                let resident = held.resident.unwrap_or_default();
-                let state = if released { ", released" } else { "" };
-                bench.say(&format!("memory: {variant}{state} {resident:.0} bytes, sockets {:.0} bytes", held.kernel));
-                all.push(held);
-            }
-            Err(e) if variant.peer().is_some() => bench.leave_out(format!("memory: {variant}: {e}")),
-            Err(e) => return Err(format!("memory: {variant}: {e}").into()),
-        }
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    let per = |name: &str| tables.iter().find(|t: &&Table| t.name == name).map_or(0.0, |t| t.per_entry);
-    let released_flow = 2.0 * per("paths4");
-    let parked_flow = released_flow + 2.0 * per("legs");
-    Ok(Memory { tables, released_flow, parked_flow, held: all })
+        held(&venue)
+    })?;
+    Ok((case, tables))
 }
 
-fn table(venue: &Venue, name: &str) -> Result<Table> {
-    let pin = pin_folder(netns_inode(&venue.lab.forwarder.path())?);
-    let MapSize { entries, bytes } = map_size(&pin.join(name)).map_err(|e| format!("pinned map {name}: {e}"))?;
-    Ok(Table { name: name.to_owned(), entries, bytes, per_entry: bytes as f64 / entries.max(1) as f64 })
+fn table(venue: &Near, map: Map) -> Result<Line> {
+    let subject = Subject::Table { map };
+    let pin = venue.pinned().join(subject.label());
+    let size: MapSize = map_size(&pin).map_err(|e| format!("pinned map {}: {e}", subject.label()))?;
+    let figures = [(Figure::Tables, size.bytes), (Figure::Entries, size.entries)];
+    Ok(Line::of(subject, venue.variant, figures.map(|(figure, n)| (figure, Spread::of([n as f64])))))
 }
 
-/// Measures one variant. `ends`: the kernel's memory for both end hosts.
-fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<HeldMemory> {
+/// Measures one variant.
+fn held(venue: &Near) -> Result<Run> {
     let variant = venue.variant;
     let connections = if matches!(variant, Variant::Socat | Variant::Dante) { PROCESSES } else { CONNECTIONS };
     drop(venue.connect(FIRST)?);
@@ -106,10 +90,11 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<HeldMemory> 
     // Otherwise they would be closed while the next variant's are counted.
     sockets_when(|_, now| now <= closed.count + (open.count - closed.count) / 10.0 + STIR)?;
     let each = |before: f64, after: f64| (after - before).max(0.0) / connections as f64;
-    let kernel = each(before.1, after.1);
     let resident = before.0.zip(after.0).map(|(before, after)| each(before, after));
-    let forwarder = ends.map(|ends| (kernel - ends).max(0.0));
-    Ok(HeldMemory { variant, released, connections, resident, kernel, forwarder, queued, disturbed: cost.disturbed })
+    let figures = [(Figure::Amount, connections as f64), (Figure::Value, each(before.1, after.1))];
+    // It takes so long that it is not measured again.
+    let run = Run { notes: cost.disturbed.into_iter().collect(), ..Run::of(variant, figures) };
+    Ok(run.with(Figure::Resident, resident).with(Figure::Queued, queued))
 }
 
 /// Bytes in the forwarder's queues for each connection, once the servers can send no more. The clients do not read.

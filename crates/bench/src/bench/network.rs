@@ -41,6 +41,13 @@ impl Packets {
     }
 }
 
+/// Opens a non-blocking listening socket.
+pub fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(at)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
 /// The next connection of a non-blocking listener; `None` if none arrives within the limit.
 pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpStream>> {
     let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -93,11 +100,6 @@ pub fn proxy() -> SocketAddr {
 pub struct Pins([PathBuf; 2]);
 
 impl Pins {
-    /// The pins in a lab's forwarder.
-    pub fn of(lab: &Lab) -> Result<Pins> {
-        Pins::at(&lab.forwarder)
-    }
-
     /// The pins in a namespace just created. Pins that already exist
     /// under its number belong to a deleted namespace, and are removed.
     pub fn at(namespace: &Namespace) -> Result<Pins> {

@@ -5,7 +5,7 @@ use super::{
     Result,
     machine::{Cost, Watch},
     network::{self, PATIENCE},
-    venue::{Dialler, Venue},
+    venue::{Dialler, Near},
 };
 use std::{
     io::{self, Read, Write},
@@ -52,7 +52,7 @@ pub struct Time {
 }
 
 /// Fetches objects. Every client fetches once before the measurement, and at least once during it.
-pub fn fetch(venue: &Venue, plan: Plan) -> Result<Fetched> {
+pub fn fetch(venue: &Near, plan: Plan) -> Result<Fetched> {
     let _server = Server::start(venue.listener()?, plan.clients > 1);
     let ready = Arc::new(Barrier::new(plan.clients + 1));
     let begun = Arc::new(AtomicUsize::new(0));

@@ -5,7 +5,7 @@ use longsplice_lab::topology;
 use std::{path::Path, process::Command};
 
 /// Debian's path of nginx's stream module; other builds include the module.
-pub const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
 /// A program by others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,13 @@ impl Peer {
         let stream =
             self != Peer::Nginx || Path::new(STREAM_MODULE).exists() || !Path::new("/etc/debian_version").exists();
         Path::new(self.program()).exists() && stream
+    }
+
+    /// Settings of this machine for nginx, with the file of its process ID.
+    pub fn nginx_globals(pid: &Path) -> String {
+        let module =
+            if Path::new(STREAM_MODULE).exists() { format!("load_module {STREAM_MODULE};") } else { String::new() };
+        format!("{module} pid {};", pid.display())
     }
 
     /// Its configuration, or its command line.

@@ -2,7 +2,7 @@
 
 use super::{
     Result,
-    results::Summary,
+    results::{Figure, Line, Results},
     subject::{Kind, Subject},
     variant::Variant,
 };
@@ -42,7 +42,7 @@ struct Bars {
 }
 
 /// Draws all plots for which there are figures.
-pub fn draw(dir: &Path, s: &Summary) -> Result<()> {
+pub fn draw(dir: &Path, s: &Results) -> Result<()> {
     for (name, bars) in
         [("segments.svg", segments(s)), ("bulk.svg", bulk(s)), ("rate.svg", rate(s)), ("http.svg", http(s))]
     {
@@ -57,9 +57,9 @@ pub fn draw(dir: &Path, s: &Summary) -> Result<()> {
     if s.subjects(Kind::Response).is_empty() { Ok(()) } else { response(&dir.join("response.svg"), s) }
 }
 
-fn segments(s: &Summary) -> Bars {
+fn segments(s: &Results) -> Bars {
     let subjects = s.subjects(Kind::Segment);
-    let value = |v| move |subject: &Subject| s.line(*subject, v).map(|l| l.value.median);
+    let value = |v| move |subject: &Subject| s.line(*subject, v).map(Line::value);
     let groups =
         s.variants(Kind::Segment).into_iter().map(|v| (v.to_string(), subjects.iter().map(value(v)).collect()));
     Bars {
@@ -70,37 +70,30 @@ fn segments(s: &Summary) -> Bars {
     }
 }
 
-fn bulk(s: &Summary) -> Bars {
-    by_variant(s, Kind::Bulk, "Throughput", "relative to IP forwarding", |s, subject, v| {
-        s.line(subject, v).map(|l| l.ratio.median)
-    })
+fn bulk(s: &Results) -> Bars {
+    by_variant(s, Kind::Bulk, "Throughput", "relative to IP forwarding", |l| l.ratio(Figure::Value).map(|r| r.median))
 }
 
-fn rate(s: &Summary) -> Bars {
-    by_variant(s, Kind::Rate, "New connections, by what each carries", "per second", |s, subject, v| {
-        s.line(subject, v).map(|l| l.value.median)
-    })
+fn rate(s: &Results) -> Bars {
+    by_variant(s, Kind::Rate, "New connections, by what each carries", "per second", |l| Some(l.value()))
 }
 
-fn http(s: &Summary) -> Bars {
-    by_variant(
-        s,
-        Kind::Http,
-        "HTTP: processor time per request, by the reply's size",
-        "relative to HAProxy",
-        |s, subject, v| s.line(subject, v).and_then(|l| l.cpu_ratio).map(|r| r.median),
-    )
+fn http(s: &Results) -> Bars {
+    by_variant(s, Kind::Http, "HTTP: processor time per request, by the reply's size", "relative to HAProxy", |l| {
+        l.ratio(Figure::Cpu).map(|r| r.median)
+    })
 }
 
 fn by_variant(
-    s: &Summary,
+    s: &Results,
     kind: Kind,
     caption: &'static str,
     unit: &'static str,
-    value: impl Fn(&Summary, Subject, Variant) -> Option<f64>,
+    value: impl Fn(&Line) -> Option<f64>,
 ) -> Bars {
     let variants = s.variants(kind);
-    let group = |subject: Subject| (subject.label(), variants.iter().map(|v| value(s, subject, *v)).collect());
+    let group =
+        |subject: Subject| (subject.label(), variants.iter().map(|v| s.line(subject, *v).and_then(&value)).collect());
     let groups = s.subjects(kind).into_iter().map(group).collect();
     Bars { caption, unit, legend: variants.iter().map(Variant::to_string).collect(), groups }
 }
@@ -161,15 +154,15 @@ fn legend<'a, X: Ranged + 'a, Y: Ranged + 'a>(
 }
 
 /// Plots both loads side by side; both axes are logarithmic.
-fn response(file: &Path, s: &Summary) -> Result<()> {
+fn response(file: &Path, s: &Results) -> Result<()> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let mut loads: Vec<u64> = s.subjects(Kind::Response).iter().filter_map(|r| parts(*r)).map(|(_, n)| n).collect();
     loads.dedup();
     for (area, load) in root.split_evenly((1, loads.len())).iter().zip(&loads) {
         let curve = |v: Variant| -> Vec<(f64, f64)> {
-            let lines = s.lines.iter().filter(|l| l.variant == v);
-            let points = lines.filter_map(|l| Some((parts(l.subject)?, l.value.median)));
+            let lines = s.lines_of(Kind::Response).filter(|l| l.variant == v);
+            let points = lines.filter_map(|l| Some((parts(l.subject)?, l.value())));
             points.filter(|((_, clients), _)| clients == load).map(|((bytes, _), ms)| (bytes as f64, ms)).collect()
         };
         let curves: Vec<_> = s.variants(Kind::Response).into_iter().map(|v| (v, curve(v))).collect();

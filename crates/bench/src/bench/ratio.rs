@@ -7,11 +7,11 @@ use super::{
     Bench, Result, bulk,
     counters::Device,
     network::Packets,
-    results::{Case, Run, Summary},
+    results::{Case, Figure, Line, Results, Run},
     segment::{self, on_one_cpu},
     subject::Subject,
     variant::Variant,
-    venue::Venue,
+    venue::Near,
 };
 use longsplice_lab::{Lab, Namespace};
 
@@ -28,7 +28,7 @@ const UNREAD: u32 = 1 << 20;
 /// Measures all ratios.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let case = |segments| {
-        let venues = bench.venues(&VARIANTS, Packets::Mtu)?;
+        let venues = bench.venues(&VARIANTS, |v| Near::set(v, Packets::Mtu))?;
         for venue in venues.all() {
             acknowledge(&venue.lab, segments)?;
         }
@@ -48,7 +48,7 @@ fn acknowledge(lab: &Lab, segments: u64) -> Result<()> {
     Ok(())
 }
 
-fn run(venue: &Venue, seconds: f64) -> Result<Run> {
+fn run(venue: &Near, seconds: f64) -> Result<Run> {
     let pairs = venue.connect(1)?;
     for pair in &pairs {
         longsplice_datapath::low_water(&pair.client, UNREAD)?;
@@ -59,26 +59,21 @@ fn run(venue: &Venue, seconds: f64) -> Result<Run> {
     let (megabytes, cpu) = (bytes as f64 / 1e6, cost.cpu * 1e9 / bytes as f64);
     // Scale to a busy CPU.
     let value = megabytes / (cost.seconds * cost.first_busy.max(0.01));
-    let mut run = Run::new(venue.variant, cost, bytes as f64, value, cpu);
-    run.per_ack = Some((after.received - before.received) as f64 / (after.sent - before.sent).max(1) as f64);
-    Ok(run)
+    let per_ack = (after.received - before.received) as f64 / (after.sent - before.sent).max(1) as f64;
+    Ok(Run::new(venue.variant, cost, bytes as f64, value, cpu).with(Figure::PerAck, Some(per_ack)))
 }
 
 /// MB/s derived from the costs of Table II, for `segments` large segments and one small one. End hosts included.
-pub fn derived(summary: &Summary, variant: Variant, segments: f64) -> Option<f64> {
-    let cost = |bytes| summary.line(Subject::Segment { bytes }, variant).map(|line| line.value.median);
-    throughput(segments, cost)
+pub fn derived(results: &Results, variant: Variant, segments: f64) -> Option<f64> {
+    throughput(segments, |bytes| results.line(Subject::Segment { bytes }, variant).map(Line::value))
 }
 
 /// The same for the forwarder alone: without the cost of two directly connected hosts.
-pub fn derived_alone(summary: &Summary, variant: Variant, segments: f64) -> Option<f64> {
-    throughput(segments, |bytes| alone(summary, bytes, variant))
-}
-
-/// Cost of a segment in the forwarder alone, in microseconds.
-pub fn alone(summary: &Summary, bytes: u64, variant: Variant) -> Option<f64> {
-    let of = |v| summary.line(Subject::Segment { bytes }, v).map(|line| line.value.median);
-    Some(of(variant)? - of(Variant::Direct)?).filter(|micros| *micros > 0.0)
+pub fn derived_alone(results: &Results, variant: Variant, segments: f64) -> Option<f64> {
+    throughput(segments, |bytes| {
+        let of = |v| results.line(Subject::Segment { bytes }, v).map(Line::value);
+        Some(of(variant)? - of(Variant::Direct)?).filter(|micros| *micros > 0.0)
+    })
 }
 
 /// As in the paper, an acknowledgement without data is assumed to cost as much as a segment of one byte.

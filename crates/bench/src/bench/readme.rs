@@ -1,17 +1,14 @@
 //! Writes the figures of the latest results into the documents, so that they are never typed by hand.
 
 use super::{
-    Result, million,
+    Result,
     network::Packets,
     report,
-    results::{FORMAT, Results},
+    results::{FORMAT, Figure, Line, Part, Results},
     subject::Subject,
-    tpot::{self, TpotResults},
     variant::Variant,
-    wan::{self, Line, Row, WanResults},
 };
-use crate::cell::{Cell, Distance, Middle, Place};
-use serde::de::DeserializeOwned;
+use crate::cell::{Cell, Distance, Place};
 use serde_json::Value;
 use std::{
     fmt::Write,
@@ -19,31 +16,35 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Name of the file that is read back.
-pub const JSON: &str = "results.json";
-/// Name of the file with the single runs, which git ignores.
-pub const ROUNDS: &str = "rounds.json";
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
 
-/// Updates both documents below `top`. Returns their paths.
+/// Formats the tables beside all results again, and updates both documents below `top` with the latest. Returns their paths.
 pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
-    let none = || format!("no results in {}: run `longsplice-bench`", results.display());
-    let source = |dir: &Path| dir.strip_prefix(top).unwrap_or(dir).display().to_string();
-    let (dir, all): (_, Results) = latest(results, JSON)?.ok_or_else(none)?;
-    let dir = source(&dir);
-    let mut full = format!("{}From {dir}.\n", report::full(&all));
-    if let Some((dir, million)) = latest::<million::MillionResults>(results, million::JSON)? {
-        let _ = write!(full, "\n{}From {}.\n", million.text(), source(&dir));
+    let source = |file: &Path| file.strip_prefix(top).unwrap_or(file).with_extension("md").display().to_string();
+    let mut all = Vec::new();
+    for part in Part::ALL {
+        let mut files = all_of(results, part.file())?;
+        for (file, results) in &files {
+            fs::write(file.with_extension("md"), report::full(results))?;
+        }
+        all.extend(files.pop().map(|(file, results)| (source(&file), results)));
     }
-    let wan = latest::<WanResults>(results, wan::JSON)?.map(|(dir, wan)| (source(&dir), wan));
-    if let Some((dir, wan)) = &wan {
-        let _ = write!(full, "\n{}From {dir}.\n", wan.text());
+    let of = |part: Part| all.iter().find(|(_, results)| results.part == part);
+    let bench =
+        of(Part::Results).ok_or_else(|| format!("no results in {}: run `longsplice-bench`", results.display()))?;
+    let link = |file: &str| format!("[{file}](../{file})");
+    let mut full = String::new();
+    for (file, results) in [Some(bench), of(Part::Wan)].into_iter().flatten() {
+        full += &report::head(results);
+        full += &report::tables(results, true);
+        let _ = write!(full, "From {}, with all other tables.\n\n", link(file));
     }
-    if let Some((dir, tpot)) = latest::<TpotResults>(results, tpot::JSON)? {
-        let _ = write!(full, "\n{}From {}.\n", tpot.text(), source(&dir));
+    let others = all.iter().filter(|(_, results)| !matches!(results.part, Part::Results | Part::Wan));
+    for (file, results) in others {
+        let _ = writeln!(full, "- {} {}: {}", results.part.title(), results.date, link(file));
     }
-    let documents = [("README.md", short(&all, &dir, wan.as_ref())), ("docs/bench.md", full)];
+    let documents = [("README.md", short(bench, of(Part::Wan))), ("docs/bench.md", full)];
     let mut written = Vec::new();
     for (name, figures) in documents {
         let file = top.join(name);
@@ -55,20 +56,24 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// Reads this file in the latest directory that has it; directory names start with the date. `None` if no directory has it.
-fn latest<T: DeserializeOwned>(results: &Path, name: &str) -> Result<Option<(PathBuf, T)>> {
+/// Reads the files of this name, of which each machine's directory may have one. The latest is the last one.
+fn all_of(results: &Path, name: &str) -> Result<Vec<(PathBuf, Results)>> {
     let entries = fs::read_dir(results).map_err(|e| format!("{}: {e}; run `longsplice-bench`", results.display()))?;
-    let Some(dir) = entries.flatten().map(|e| e.path()).filter(|dir| dir.join(name).exists()).max() else {
-        return Ok(None);
-    };
-    let file = dir.join(name);
+    let files = entries.flatten().map(|e| e.path().join(name).with_extension("json")).filter(|file| file.exists());
+    let mut all = files.map(|file| Ok((read(&file)?, file))).collect::<Result<Vec<_>>>()?;
+    all.sort_by(|(a, file), (b, other)| (&a.date, file).cmp(&(&b.date, other)));
+    Ok(all.into_iter().map(|(results, file)| (file, results)).collect())
+}
+
+/// Reads a file, if this version can.
+fn read(file: &Path) -> Result<Results> {
     let wrong = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
-    let text = fs::read_to_string(&file).map_err(|e| wrong(&e))?;
+    let text = fs::read_to_string(file).map_err(|e| wrong(&e))?;
     let json: Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
     if json["format"] != FORMAT {
         return Err(wrong(&format!("format {}, not {FORMAT}: measure again", json["format"])).into());
     }
-    Ok(Some((dir, serde_json::from_value(json).map_err(|e| wrong(&e))?)))
+    Ok(serde_json::from_value(json).map_err(|e| wrong(&e))?)
 }
 
 /// Replaces the text between the marks. `None` if there are no marks.
@@ -88,20 +93,20 @@ const COLUMNS: [[Variant; 2]; 6] = [
     [Variant::Dante; 2],
 ];
 
-/// Rows of the overview table: subject, whether CPU time, and name.
-const ROWS: [(Subject, bool, &str); 12] = [
-    (bulk(Packets::Large, 1), false, "throughput, packets of up to 64 KB, 1 connection"),
-    (bulk(Packets::Large, 8), false, "throughput, packets of up to 64 KB, 8 connections"),
-    (bulk(Packets::Large, 1), true, "CPU time per byte, packets of up to 64 KB, 1 connection"),
-    (bulk(Packets::Mtu, 1), false, "throughput, packets of 1500 bytes, 1 connection"),
-    (bulk(Packets::Mtu, 8), false, "throughput, packets of 1500 bytes, 8 connections"),
-    (bulk(Packets::Mtu, 1), true, "CPU time per byte, packets of 1500 bytes, 1 connection"),
-    (Subject::Segment { bytes: 1 }, false, "CPU time per segment of 1 byte"),
-    (Subject::Segment { bytes: 1448 }, false, "CPU time per segment of 1448 bytes"),
-    (Subject::Response { bytes: 10 << 10, clients: 1 }, false, "response time, 10 KB, 1 client (SOCKS)"),
-    (Subject::Response { bytes: 10 << 20, clients: 1 }, false, "response time, 10 MB, 1 client (SOCKS)"),
-    (Subject::Response { bytes: 1 << 20, clients: 32 }, false, "response time, 1 MB, 32 clients (SOCKS)"),
-    (Subject::Rate { bytes: 1 }, false, "connections per second, 1 byte each"),
+/// Rows of the overview table: subject, figure, and name.
+const ROWS: [(Subject, Figure, &str); 12] = [
+    (bulk(Packets::Large, 1), Figure::Value, "throughput, packets of up to 64 KB, 1 connection"),
+    (bulk(Packets::Large, 8), Figure::Value, "throughput, packets of up to 64 KB, 8 connections"),
+    (bulk(Packets::Large, 1), Figure::Cpu, "CPU time per byte, packets of up to 64 KB, 1 connection"),
+    (bulk(Packets::Mtu, 1), Figure::Value, "throughput, packets of 1500 bytes, 1 connection"),
+    (bulk(Packets::Mtu, 8), Figure::Value, "throughput, packets of 1500 bytes, 8 connections"),
+    (bulk(Packets::Mtu, 1), Figure::Cpu, "CPU time per byte, packets of 1500 bytes, 1 connection"),
+    (Subject::Segment { bytes: 1 }, Figure::Value, "CPU time per segment of 1 byte"),
+    (Subject::Segment { bytes: 1448 }, Figure::Value, "CPU time per segment of 1448 bytes"),
+    (Subject::Response { bytes: 10 << 10, clients: 1 }, Figure::Value, "response time, 10 KB, 1 client (SOCKS)"),
+    (Subject::Response { bytes: 10 << 20, clients: 1 }, Figure::Value, "response time, 10 MB, 1 client (SOCKS)"),
+    (Subject::Response { bytes: 1 << 20, clients: 32 }, Figure::Value, "response time, 1 MB, 32 clients (SOCKS)"),
+    (Subject::Rate { bytes: 1 }, Figure::Value, "connections per second, 1 byte each"),
 ];
 
 /// Additional rows with a figure in the first column only: the ways through the data path.
@@ -123,30 +128,27 @@ const fn bulk(packets: Packets, connections: u64) -> Subject {
 }
 
 /// The table of long paths. What the default policy did is a column of its own: it splices where that harms nobody.
-fn rows_of_long_paths(rows: &[Row]) -> String {
-    let mut text =
-        "| time of 1 MB, BBR, relative to IP forwarding | copying | HAProxy | default policy | which has |\n\
-                    | --- | ---: | ---: | ---: | --- |\n"
-            .to_owned();
+fn rows_of_long_paths(wan: &Results) -> String {
+    let columns = ["copying", "HAProxy", "default policy", "which has"];
+    let mut text = format!("| time of 1 MB, BBR, relative to IP forwarding | {} |\n", columns.join(" | "));
+    text += "| --- | ---: | ---: | ---: | --- |\n";
     for (distance, name) in FAR {
-        let cell = Cell { distance, ..Cell::BASE };
-        let Some(row) = rows.iter().find(|row| row.cell == cell) else { continue };
-        let ratio = |middle| row.line(middle).and_then(|line| line.to_routed);
-        let cells = [Middle::Copied, Middle::Haproxy, Middle::Default].map(ratio);
-        let cells = cells.map(|r| r.map_or_else(String::new, |r| format!(" {:.2}", r.median)));
-        let did = row.line(Middle::Default).map(Line::decision).unwrap_or_default();
-        let _ = writeln!(text, "| {name} |{} | {did} |", cells.join(" |"));
+        let line = |variant| wan.line(Subject::Path(Cell { distance, ..Cell::BASE }), variant);
+        let Some(default) = line(Variant::Default) else { continue };
+        let cells = [Variant::Copy, Variant::Haproxy, Variant::Default].map(|variant| {
+            let ratio = line(variant).and_then(|l| l.ratio(Figure::Value));
+            ratio.map_or_else(String::new, |r| format!(" {:.2}", r.median))
+        });
+        let _ = writeln!(text, "| {name} |{} | {} |", cells.join(" |"), report::decision(default));
     }
     text
 }
 
 /// The overview table, with ratios only.
-fn short(results: &Results, source: &str, wan: Option<&(String, WanResults)>) -> String {
-    let s = &results.summary;
-    let figure = |subject, of_cpu: bool, variants: [Variant; 2]| {
-        let line = variants.iter().find_map(|v| s.line(subject, *v))?;
-        if of_cpu { line.cpu_ratio.map(|r| r.median) } else { Some(line.ratio.median) }
-    };
+fn short((source, r): &(String, Results), wan: Option<&(String, Results)>) -> String {
+    let median = |line: &Line, figure| line.ratio(figure).map(|ratio| ratio.median);
+    let figure =
+        |subject, figure, variants: [Variant; 2]| median(variants.iter().find_map(|v| r.line(subject, *v))?, figure);
     let mut text = "| relative to IP forwarding | better is |".to_owned();
     for [variant, _] in COLUMNS {
         let _ = write!(text, " {variant} |");
@@ -154,34 +156,35 @@ fn short(results: &Results, source: &str, wan: Option<&(String, WanResults)>) ->
     text += "\n| --- | --- |";
     text += &" ---: |".repeat(COLUMNS.len());
     text.push('\n');
-    for (subject, of_cpu, name) in ROWS {
-        let cells = COLUMNS.map(|v| figure(subject, of_cpu, v).map_or_else(String::new, |r| format!(" {r:.2}")));
+    for (subject, shown, name) in ROWS {
+        let cells = COLUMNS.map(|v| figure(subject, shown, v).map_or_else(String::new, |r| format!(" {r:.2}")));
         if cells.iter().any(|c| !c.is_empty()) {
-            let counts = matches!(subject, Subject::Bulk { .. } | Subject::Rate { .. }) && !of_cpu;
+            let counts = matches!(subject, Subject::Bulk { .. } | Subject::Rate { .. }) && shown == Figure::Value;
             let better = if counts { "more" } else { "less" };
             let _ = writeln!(text, "| {name} | {better} |{} |", cells.join(" |"));
         }
     }
     for (variant, name) in FLOODS {
-        if let Some(line) = s.line(Subject::Flood { flows: 1 }, variant) {
-            let _ = writeln!(text, "| {name} | less | {:.2} |{}", line.ratio.median, " |".repeat(COLUMNS.len() - 1));
+        let line = r.line(Subject::Flood { flows: 1 }, variant);
+        if let Some(ratio) = line.and_then(|line| median(line, Figure::Value)) {
+            let _ = writeln!(text, "| {name} | less | {ratio:.2} |{}", " |".repeat(COLUMNS.len() - 1));
         }
     }
     text.push('\n');
     if let Some((_, wan)) = wan {
-        let _ = writeln!(text, "{}", rows_of_long_paths(&wan.rows));
+        let _ = writeln!(text, "{}", rows_of_long_paths(wan));
     }
-    let m = &results.machine;
+    let m = &r.machine;
     let _ = writeln!(
         text,
         "Medians of {} rounds on {} ({} CPUs of {}, over veth, end hosts",
-        results.setup.rounds, results.date, m.cpus, m.cpu
+        r.rounds, r.date, m.cpus, m.cpu
     );
     let _ = writeln!(text, "included), Linux {}. From {source}.", m.kernel.split(' ').next().unwrap_or_default());
-    if let Some((dir, _)) = wan {
-        let _ = writeln!(text, "Transfers over 100 ms: from {dir}.");
+    if let Some((file, _)) = wan {
+        let _ = writeln!(text, "Transfers over 100 ms: from {file}.");
     }
-    if !s.all_disturbed.is_empty() {
+    if !r.all_disturbed.is_empty() {
         text += "The machine was not quiet during all of it: see there.\n";
     }
     text
@@ -189,47 +192,42 @@ fn short(results: &Results, source: &str, wan: Option<&(String, WanResults)>) ->
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::results::{Case, Round, Run},
+        *,
+    };
+
+    /// What the default policy did with 1 MB over 100 ms at this place.
+    fn far(place: Place, spliced: f64, refusal: Option<&str>) -> Case {
+        let run = |variant, seconds: f64| Run::of(variant, [(Figure::Value, seconds)]);
+        let mut default = run(Variant::Default, 0.3).with(Figure::Spliced, Some(spliced));
+        default.notes.extend(refusal.map(str::to_owned));
+        let runs = vec![run(Variant::IpForward, 0.3), run(Variant::Copy, 0.3), default];
+        let cell = Cell { distance: Distance { place, ms: 100 }, ..Cell::BASE };
+        Case { subject: Subject::Path(cell), rounds: vec![Round { runs }] }
+    }
 
     #[test]
-    fn the_latest_file_of_a_name_that_this_version_can_read() {
-        let results = tempfile::tempdir().unwrap();
-        let read = || latest::<Value>(results.path(), "a.json");
-        for (date, json) in [("2026-01-01", r#"{"format": 0}"#), ("2026-01-02", ""), ("2026-01-03", "")] {
-            fs::create_dir(results.path().join(date)).unwrap();
-            fs::write(results.path().join(date).join(if json.is_empty() { "b.json" } else { "a.json" }), json).unwrap();
-        }
-        assert!(read().unwrap_err().to_string().contains("format 0, not"));
-        fs::write(results.path().join("2026-01-02/a.json"), format!(r#"{{"format": {FORMAT}}}"#)).unwrap();
-        assert!(read().unwrap().unwrap().0.ends_with("2026-01-02"));
-        assert!(latest::<Value>(results.path(), "c.json").unwrap().is_none());
+    fn the_latest_file_that_this_version_can_read() {
+        let top = tempfile::tempdir().unwrap();
+        let write = |machine, date: &str, format| {
+            let kept =
+                Results { date: date.to_owned(), format, ..Results::of(Part::Wan, &[far(Place::Client, 0.0, None)]) };
+            kept.write(&top.path().join(machine), &[]).unwrap();
+        };
+        write("a", "2026-01-02", FORMAT);
+        write("b", "2026-01-01", FORMAT);
+        assert!(all_of(top.path(), "wan").unwrap().pop().unwrap().0.ends_with("a/wan.json"));
+        assert!(all_of(top.path(), "million").unwrap().is_empty());
+        write("c", "2026-01-01", 0);
+        assert!(all_of(top.path(), "wan").unwrap_err().to_string().contains("format 0, not"));
     }
 
     /// A figure must not stand below the name of something that did not happen.
     #[test]
     fn long_paths_say_what_the_default_policy_did() {
-        let line = |middle, spliced, refusal: Option<&str>| {
-            let (refusal, late) = (refusal.map(str::to_owned), false);
-            let run = wan::Run {
-                seconds: 0.3,
-                late,
-                retransmitted: 0,
-                timeouts: 0,
-                needless: 0,
-                dropped: 0,
-                spliced,
-                refusal,
-            };
-            (middle, run)
-        };
-        let row = |place, spliced, refusal| {
-            let cell = Cell { distance: Distance { place, ms: 100 }, ..Cell::BASE };
-            let default = line(Middle::Default, Some(spliced), refusal);
-            let all = vec![line(Middle::Routed, None, None), line(Middle::Copied, Some(0.0), Some("policy")), default];
-            wan::Row::of(cell, &[all])
-        };
-        let rows = [row(Place::Client, 0.0, Some("path")), row(Place::Server, 0.93, None)];
-        let text = rows_of_long_paths(&rows);
+        let cases = [far(Place::Client, 0.0, Some("path")), far(Place::Server, 0.93, None)];
+        let text = rows_of_long_paths(&Results::of(Part::Wan, &cases));
         assert!(text.contains("| client 100 ms away | 1.00 | | 1.00 | copied (`path`) |"), "{text}");
         assert!(text.contains("| server 100 ms away | 1.00 | | 1.00 | spliced 93 % of it |"), "{text}");
     }

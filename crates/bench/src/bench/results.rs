@@ -1,68 +1,179 @@
-//! Measurements and results. Medians and spreads are kept as [`Results`]; the single runs ([`Case`]) are written beside
-//! them, for anyone who wants to compute medians again.
+//! What is measured: figures, by subject and variant. Medians and spreads are kept as [`Results`]; the single runs ([`Case`])
+//! are written beside them, for anyone who wants to compute medians again.
 
 use super::{
-    machine::Machine,
+    Result,
+    machine::{Cost, Machine, today},
     network::Packets,
+    report,
     stats::Spread,
     subject::{Kind, Subject},
+    threshold::Threshold,
     variant::Variant,
 };
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// Version of the JSON format.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 /// Minimum average packet in bytes where packets should be coalesced: two full ones.
 const COALESCED: f64 = 2.0 * 1514.0;
+
+/// Parts that are measured at different times. Each has files of its own, with the same contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    Results,
+    Million,
+    Wan,
+    Tpot,
+    TpotCosts,
+}
+
+impl Part {
+    pub const ALL: [Part; 5] = [Part::Results, Part::Million, Part::Wan, Part::Tpot, Part::TpotCosts];
+
+    /// Name of its files, without the extension.
+    pub fn file(self) -> &'static str {
+        match self {
+            Part::Results => "results",
+            Part::Million => "million",
+            Part::Wan => "wan",
+            Part::Tpot => "tpot",
+            Part::TpotCosts => "tpot-costs",
+        }
+    }
+
+    /// Heading; the date follows.
+    pub fn title(self) -> &'static str {
+        match self {
+            Part::Results => "Measured on",
+            Part::Million => "Connections at the same time, measured on",
+            Part::Wan => "Long and lossy paths, measured on",
+            Part::Tpot => "Translucent proxies, measured on",
+            Part::TpotCosts => "Costs of translucent proxies, measured on",
+        }
+    }
+}
 
 /// One run of `longsplice-bench`, as kept in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`].
     pub format: u32,
+    pub part: Part,
     /// Day in UTC.
     pub date: String,
     /// Where and with what the results were measured.
     pub machine: Machine,
-    /// How the results were measured.
-    pub setup: Setup,
-    /// Missing measurements, and why.
-    pub skipped: Vec<String>,
-    /// Medians and ratios.
-    pub summary: Summary,
-    /// Times of switches.
-    pub switch: Vec<SwitchCase>,
-    /// Memory per connection.
-    pub memory: Option<Memory>,
-    /// The size from which splicing pays.
-    pub threshold: Option<Threshold>,
-    /// The same for HTTP bodies.
-    #[serde(default)]
-    pub bodies: Option<Threshold>,
-}
-
-/// How the results were measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Setup {
     /// Requested number of rounds.
     pub rounds: usize,
     /// Length of one transfer in seconds.
     pub seconds: f64,
-    /// Description of the network.
-    pub network: String,
-    /// Description of each variant.
-    pub variants: Vec<String>,
+    /// Network, rules and variants, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub setup: Vec<String>,
     /// Names and texts of the configurations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub configurations: Vec<(String, String)>,
-    /// The rule by which a round does not count.
-    pub disturbed: String,
+    /// Missing measurements, and why.
+    pub skipped: Vec<String>,
+    /// Figures by subject and variant.
+    pub lines: Vec<Line>,
+    /// Number of disturbed rounds left out, and of all rounds.
+    pub disturbed: [usize; 2],
+    /// Subjects with disturbed rounds only, all of which were counted nevertheless.
+    pub all_disturbed: Vec<Subject>,
+    /// Sizes from which splicing pays.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub thresholds: Vec<(Kind, Threshold)>,
+}
+
+/// A figure. Counts ([`Figure::is_count`]) are those of one run, and tables show the worst round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Figure {
+    /// Number of bytes, segments, connections, clients, requests or cycles.
+    Amount,
+    /// Duration in seconds.
+    Seconds,
+    /// The value in the subject's unit.
+    Value,
+    /// CPU time of the whole machine, end hosts included: seconds per 10^9 bytes, or microseconds per segment, connection or
+    /// request.
+    Cpu,
+    /// Measured ratio of segments with data to those without.
+    PerAck,
+    /// Average size in bytes of a packet from the server as handled by the forwarder.
+    Packet,
+    /// Milliseconds from the request to the last byte.
+    Request,
+    /// Share of longsplice's connections or replies, or of the bytes of a path's transfer, that were spliced.
+    Spliced,
+    /// The value less that of [`Variant::Direct`] in the same round: what the forwarder alone costs.
+    Alone,
+    /// Ratio of that to the same for [`Variant::Copy`].
+    AloneToCopy,
+    /// Ratio of the value to that of copying in the same round, and to that of the slower of routing and copying.
+    ToCopied,
+    ToSlower,
+    /// Segments that the sending host sent again, and its retransmission timeouts.
+    Retransmitted,
+    Timeouts,
+    /// Segments that any host received again although it had acknowledged them.
+    Needless,
+    /// Packets that the lab dropped for want of room. Should be zero.
+    Dropped,
+    /// Packets that the forwarder dropped because they lay beyond its window (BeyondWindow); Linux counts them since 6.15.
+    BeyondWindow,
+    /// The call that sets the bounds of a splice, in microseconds, like those below.
+    Freeze,
+    /// Time from there until both directions are forwarded: reading, writing, and waiting for acknowledgements.
+    Drain,
+    /// The call that completes the splice.
+    Commit,
+    /// The call that returns the flow to its sockets; seconds of a transfer that is unspliced half-way.
+    Unsplice,
+    /// Closing both sockets silently, and removing the records.
+    Release,
+    /// The call that recreates sockets and records.
+    Recreate,
+    /// Bytes in all processes of the proxy, with shared pages divided, per connection; of a million, all together.
+    Resident,
+    /// Kernel memory for sockets without the end hosts' part, which is measured with a routing forwarder.
+    Forwarder,
+    /// Kernel memory for the forwarder's queues while the server sends and the client does not read. It is not part of the value.
+    Queued,
+    /// Bytes of tables, as accounted for by the kernel, and their capacity in entries.
+    Tables,
+    Entries,
+    /// Largest sum of all sockets' memory at the forwarder in bytes, per client.
+    Peak,
+    /// Resident bytes of the process per connection.
+    Process,
+    /// Bytes of kernel objects of all kinds (slab) per connection: the sockets of both hosts.
+    Slab,
+    /// Randomly chosen connections that carried correct data both ways.
+    Checked,
+    /// Microseconds of a round trip on one CPU, over connections chosen from the first few, and from all.
+    MicrosFew,
+    MicrosAll,
+}
+
+impl Figure {
+    fn is_count(self) -> bool {
+        use Figure::{BeyondWindow, Dropped, Needless, Retransmitted, Timeouts};
+        matches!(self, Retransmitted | Timeouts | Needless | Dropped | BeyondWindow)
+    }
 }
 
 /// All rounds of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// The subject.
     pub subject: Subject,
     /// All rounds, including disturbed ones.
     pub rounds: Vec<Round>,
@@ -78,234 +189,73 @@ pub struct Round {
 /// One run of one variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// The variant.
     pub variant: Variant,
-    /// Number of bytes, segments, connections or requests.
-    pub amount: f64,
-    /// Duration in seconds.
-    pub seconds: f64,
-    /// The value in the subject's unit.
-    pub value: f64,
-    /// CPU time of the whole machine, end hosts included: seconds per 10^9 bytes, or microseconds per segment, connection or
-    /// request.
-    pub cpu: f64,
-    /// Measured ratio of segments with data to those without, where it matters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub per_ack: Option<f64>,
-    /// Average size in bytes of a packet from the server as handled by the forwarder, where it matters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub packet: Option<f64>,
-    /// Milliseconds from the request to the last byte, where it matters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<f64>,
-    /// Share of longsplice's connections or replies that were spliced, where it matters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spliced: Option<f64>,
+    pub figures: BTreeMap<Figure, f64>,
+    /// What happened, in a few words: why a connection was not spliced, or what has disturbed a run that counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Why the run should not count, if so.
     pub disturbed: Option<String>,
 }
 
-/// The state of a connection that is switched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Connection {
-    /// No data flows; an unsplice returns to the parked sockets.
-    Idle,
-    /// The server sends at full speed.
-    Busy,
-    /// No data flows; the sockets are closed and recreated.
-    Released,
-}
-
-impl Connection {
-    /// Title in tables.
-    pub fn title(self) -> &'static str {
-        match self {
-            Connection::Idle => "idle",
-            Connection::Busy => "busy",
-            Connection::Released => "idle, released",
-        }
-    }
-}
-
-/// Times of splices and of the ways back, in microseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SwitchCase {
-    /// The state of the connection.
-    pub connection: Connection,
-    /// Number of splices, and of ways back.
-    pub cycles: usize,
-    /// The call that sets the bounds.
-    pub freeze: Spread,
-    /// Time from there until both directions are forwarded: reading, writing, and waiting for acknowledgements.
-    pub drain: Spread,
-    /// The call that completes the splice.
-    pub commit: Spread,
-    /// The call that returns the flow to its sockets.
-    pub unsplice: Option<Spread>,
-    /// Closing both sockets silently, and removing the records.
-    pub release: Option<Spread>,
-    /// The call that recreates sockets and records.
-    pub recreate: Option<Spread>,
-    /// Why the times should not count, if so.
-    pub disturbed: Option<String>,
-}
-
-impl SwitchCase {
-    /// Microseconds of each switch of an idle connection: on a busy one the hosts determine the time of the drain.
-    pub fn costs(&self) -> Vec<(String, f64)> {
-        let splice = self.freeze.median + self.drain.median + self.commit.median;
-        let of = |spread: &Option<Spread>| spread.map_or(0.0, |s| s.median);
-        let named = |name: &str, micros| (name.to_owned(), micros);
-        match self.connection {
-            Connection::Idle => {
-                vec![named("splice", splice), named("splice and unsplice", splice + of(&self.unsplice))]
-            }
-            Connection::Busy => Vec::new(),
-            Connection::Released => vec![
-                named("splice and release", splice + of(&self.release)),
-                named("splice, release and recreate", splice + of(&self.release) + of(&self.recreate)),
-            ],
-        }
-    }
-}
-
-/// Memory per connection.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Memory {
-    /// Tables of the data path.
-    pub tables: Vec<Table>,
-    /// Kernel bytes of a released IPv4 flow: two path entries.
-    pub released_flow: f64,
-    /// Kernel bytes of a parked flow without its sockets: two leg records in addition.
-    pub parked_flow: f64,
-    /// Memory held by connections.
-    pub held: Vec<HeldMemory>,
-}
-
-/// A preallocated table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Table {
-    /// Map name.
-    pub name: String,
-    /// Capacity in entries.
-    pub entries: u64,
-    /// Bytes, as accounted for by the kernel.
-    pub bytes: u64,
-    /// Bytes per entry.
-    pub per_entry: f64,
-}
-
-/// Memory of idle connections of one variant, in bytes per connection.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct HeldMemory {
-    /// The variant.
-    pub variant: Variant,
-    /// Whether longsplice has closed the sockets.
-    pub released: bool,
-    /// Number of connections.
-    pub connections: usize,
-    /// Memory in all processes of the proxy, with shared pages divided; `None` if there is no process.
-    pub resident: Option<f64>,
-    /// Kernel memory for sockets and related objects, end hosts included.
-    pub kernel: f64,
-    /// The same minus the end hosts' part, which is measured with a routing forwarder.
-    pub forwarder: Option<f64>,
-    /// Kernel memory for the forwarder's queues while the server sends and the client does not read. It is not part of `kernel`.
-    #[serde(default)]
-    pub queued: Option<f64>,
-    /// Why the figures should not count, if so.
-    pub disturbed: Option<String>,
-}
-
-/// Threshold derived from short transfers, spliced at once and copied.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Threshold {
-    /// The size from which splicing takes less time.
-    pub by_time: Crossing,
-    /// The size from which splicing takes less CPU time.
-    pub by_cpu: Crossing,
-    /// The size from which splicing takes significantly less of both,
-    /// if the rounds leave little doubt below it; otherwise `None`.
-    pub recommended: Option<u64>,
-}
-
-/// The size from which splicing costs less: between `costs` and `pays`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Crossing {
-    /// The largest size at which splicing costs significantly more; `None` if there is no such size among those measured.
-    pub costs: Option<u64>,
-    /// The smallest size from which splicing costs significantly less at all sizes; `None` if not even at the largest.
-    pub pays: Option<u64>,
-}
-
-impl fmt::Display for Crossing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.costs, self.pays) {
-            (Some(costs), Some(pays)) => write!(f, "from somewhere between {costs} and {pays} bytes on"),
-            (None, Some(pays)) => write!(f, "from {pays} bytes on at the latest"),
-            (_, None) => f.write_str("from no size on that was measured, as far as these rounds can tell"),
-        }
-    }
-}
-
-/// Medians of all subjects.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
-    /// Lines by subject and variant.
-    pub lines: Vec<Line>,
-    /// Number of disturbed rounds left out, and of all rounds.
-    pub disturbed: [usize; 2],
-    /// Subjects with disturbed rounds only, all of which were counted nevertheless.
-    pub all_disturbed: Vec<Subject>,
-    /// Measurements that do not count.
-    pub refused: Vec<Refused>,
-}
-
-/// The medians of one variant of one subject; ratios are to [`Subject::base`] in the same round.
+/// The medians of one variant of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// The subject.
     pub subject: Subject,
-    /// The variant.
     pub variant: Variant,
-    /// [`Run::value`].
-    pub value: Spread,
-    /// Ratio of values.
-    pub ratio: Spread,
-    /// [`Run::cpu`].
-    pub cpu: Spread,
-    /// Ratio of CPU time; `None` where it is too little to be measured in ticks.
-    pub cpu_ratio: Option<Spread>,
-    /// [`Run::per_ack`].
-    pub per_ack: Option<Spread>,
-    /// [`Run::packet`].
-    pub packet: Option<Spread>,
-    /// [`Run::request`].
-    pub request: Option<Spread>,
-    /// Ratio of [`Run::request`].
-    pub request_ratio: Option<Spread>,
-    /// [`Run::spliced`].
-    pub spliced: Option<Spread>,
-    /// The value less that of [`Variant::Direct`], where that was measured: what the forwarder alone costs.
-    pub alone: Option<Spread>,
-    /// Ratio of that to the same for [`Variant::Copy`].
-    pub alone_ratio: Option<Spread>,
+    pub figures: BTreeMap<Figure, Spread>,
+    /// Ratios to [`Subject::base`] in the same round, where it was measured. CPU time may be too little to be measured in ticks.
+    pub ratios: BTreeMap<Figure, Spread>,
+    /// [`Run::notes`], with the number of rounds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, usize>,
+    /// Why the variant did not meet the subject's conditions, if so. Then there are no figures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
-/// A variant of a subject that did not meet the subject's conditions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Refused {
-    /// The subject.
-    pub subject: Subject,
-    /// The variant.
-    pub variant: Variant,
-    /// Why it has no line.
-    pub why: String,
+impl Run {
+    /// A run with these figures.
+    pub fn of(variant: Variant, figures: impl IntoIterator<Item = (Figure, f64)>) -> Run {
+        Run { variant, figures: figures.into_iter().collect(), notes: Vec::new(), disturbed: None }
+    }
+
+    /// Creates a run from its cost.
+    pub fn new(variant: Variant, cost: Cost, amount: f64, value: f64, cpu: f64) -> Run {
+        let figures =
+            [(Figure::Amount, amount), (Figure::Seconds, cost.seconds), (Figure::Value, value), (Figure::Cpu, cpu)];
+        Run { disturbed: cost.disturbed, ..Run::of(variant, figures) }
+    }
+
+    /// A run on one CPU: microseconds for each of a number of things.
+    pub fn each(variant: Variant, cost: Cost, amount: f64) -> Run {
+        let micros = cost.seconds * 1e6 / amount;
+        let cpu = micros * cost.first_busy;
+        Run::new(variant, cost, amount, micros, cpu)
+    }
+
+    /// A run on all CPUs: a number of things per second.
+    pub fn rate(variant: Variant, cost: Cost, amount: f64) -> Run {
+        let (rate, cpu) = (amount / cost.seconds, cost.cpu * 1e6 / amount);
+        Run::new(variant, cost, amount, rate, cpu)
+    }
+
+    /// The same with one more figure, if it is known.
+    pub fn with(mut self, figure: Figure, value: Option<f64>) -> Run {
+        self.figures.extend(value.map(|value| (figure, value)));
+        self
+    }
+
+    pub fn get(&self, figure: Figure) -> Option<f64> {
+        self.figures.get(&figure).copied()
+    }
+
+    pub fn value(&self) -> f64 {
+        self.get(Figure::Value).unwrap_or(f64::NAN)
+    }
 }
 
 impl Round {
-    /// The run of this variant.
     pub fn of(&self, variant: Variant) -> Option<&Run> {
         self.runs.iter().find(|r| r.variant == variant)
     }
@@ -313,6 +263,31 @@ impl Round {
     /// Whether the round was not disturbed.
     pub fn is_quiet(&self) -> bool {
         self.runs.iter().all(|r| r.disturbed.is_none())
+    }
+
+    /// The figures of a variant that depend on those of others in the same round.
+    fn derived(&self, subject: Subject, run: &Run) -> Vec<(Figure, f64)> {
+        let value = |v| self.of(v).map(Run::value);
+        let found = match subject.kind() {
+            Kind::Segment => {
+                let alone = |v| Some(value(v)? - value(Variant::Direct)?);
+                let copying = alone(Variant::Copy).filter(|micros| *micros > 0.0);
+                let own = alone(run.variant);
+                vec![(Figure::Alone, own), (Figure::AloneToCopy, own.zip(copying).map(|(own, copy)| own / copy))]
+            }
+            Kind::Path => {
+                let copied = value(Variant::Copy);
+                let slower = value(Variant::IpForward).zip(copied).map(|(routed, copied)| routed.max(copied));
+                let to = |other: Option<f64>| other.map(|other| run.value() / other);
+                vec![(Figure::ToCopied, to(copied)), (Figure::ToSlower, to(slower))]
+            }
+            Kind::Memory if run.variant != Variant::IpForward => {
+                let ends = value(Variant::IpForward);
+                vec![(Figure::Forwarder, ends.map(|ends| (run.value() - ends).max(0.0)))]
+            }
+            _ => Vec::new(),
+        };
+        found.into_iter().filter_map(|(figure, value)| Some((figure, value?))).collect()
     }
 }
 
@@ -323,77 +298,139 @@ impl Case {
         if quiet.is_empty() { self.rounds.iter().collect() } else { quiet }
     }
 
+    /// The medians of a variant, over the rounds that have what it is compared with.
     fn line(&self, variant: Variant) -> Option<Line> {
-        let rounds = self.counted();
-        let base = self.subject.base();
-        let runs = || rounds.iter().filter_map(|r| Some((r.of(variant)?, r.of(base)?)));
-        let alone = |round: &Round, v| Some(round.of(v)?.value - round.of(Variant::Direct)?.value);
-        let copying = |round: &Round| alone(round, Variant::Copy).filter(|micros| *micros > 0.0);
-        Some(Line {
-            subject: self.subject,
-            variant,
-            value: Spread::of(runs().map(|(run, _)| run.value))?,
-            ratio: Spread::of(runs().map(|(run, base)| run.value / base.value))?,
-            cpu: Spread::of(runs().map(|(run, _)| run.cpu))?,
-            cpu_ratio: Spread::of(runs().map(|(run, base)| run.cpu / base.cpu)),
-            per_ack: Spread::of(runs().filter_map(|(run, _)| run.per_ack)),
-            packet: Spread::of(runs().filter_map(|(run, _)| run.packet)),
-            request: Spread::of(runs().filter_map(|(run, _)| run.request)),
-            request_ratio: Spread::of(runs().filter_map(|(run, base)| Some(run.request? / base.request?))),
-            spliced: Spread::of(runs().filter_map(|(run, _)| run.spliced)),
-            alone: Spread::of(rounds.iter().filter_map(|r| alone(r, variant))),
-            alone_ratio: Spread::of(rounds.iter().filter_map(|r| Some(alone(r, variant)? / copying(r)?))),
-        })
+        let (mut rounds, base) = (self.counted(), self.subject.base());
+        if rounds.iter().any(|r| r.of(base).is_some()) {
+            rounds.retain(|r| r.of(base).is_some());
+        }
+        let (mut figures, mut ratios) = (BTreeMap::<_, Vec<f64>>::new(), BTreeMap::<_, Vec<f64>>::new());
+        let mut notes = BTreeMap::new();
+        for (round, run) in rounds.iter().filter_map(|r| Some((r, r.of(variant)?))) {
+            for (figure, value) in run.figures.iter().map(|(f, v)| (*f, *v)).chain(round.derived(self.subject, run)) {
+                figures.entry(figure).or_default().push(value);
+                let base = round.of(base).and_then(|base| base.get(figure)).filter(|_| !figure.is_count());
+                ratios.entry(figure).or_default().extend(base.map(|base| value / base));
+            }
+            run.notes.iter().for_each(|note| *notes.entry(note.clone()).or_default() += 1);
+        }
+        let spreads = |all: BTreeMap<Figure, Vec<f64>>| -> BTreeMap<Figure, Spread> {
+            all.into_iter().filter_map(|(figure, values)| Some((figure, Spread::of(values)?))).collect()
+        };
+        let (figures, ratios) = (spreads(figures), spreads(ratios));
+        (!figures.is_empty()).then_some(Line { subject: self.subject, variant, figures, ratios, notes, refused: None })
     }
 
     /// Why a variant did not meet the subject's conditions; `None` if it did.
-    fn refused(&self, variant: Variant) -> Option<Refused> {
+    fn refused(&self, variant: Variant) -> Option<String> {
         let Subject::Bulk { packets: Packets::Coalesced, .. } = self.subject else { return None };
-        let sizes = self.counted().into_iter().filter_map(|r| r.of(variant)).map(|run| run.packet.unwrap_or_default());
-        let size = Spread::of(sizes)?.median;
-        let why = format!("not coalesced: packets of {size:.0} bytes on average");
-        (size < COALESCED).then_some(Refused { subject: self.subject, variant, why })
+        let runs = self.counted().into_iter().filter_map(|r| r.of(variant));
+        let size = Spread::of(runs.map(|run| run.get(Figure::Packet).unwrap_or_default()))?.median;
+        (size < COALESCED).then(|| format!("not coalesced: packets of {size:.0} bytes on average"))
     }
 }
 
-impl Summary {
+impl Line {
+    /// A line that is no summary of rounds.
+    pub fn of(subject: Subject, variant: Variant, figures: impl IntoIterator<Item = (Figure, Option<Spread>)>) -> Line {
+        let figures = figures.into_iter().filter_map(|(figure, spread)| Some((figure, spread?))).collect();
+        Line { subject, variant, figures, ratios: BTreeMap::new(), notes: BTreeMap::new(), refused: None }
+    }
+
+    pub fn spread(&self, figure: Figure) -> Option<&Spread> {
+        self.figures.get(&figure)
+    }
+
+    /// The median of a figure.
+    pub fn get(&self, figure: Figure) -> Option<f64> {
+        self.spread(figure).map(|s| s.median)
+    }
+
+    /// A count in the worst round.
+    pub fn worst(&self, count: Figure) -> u64 {
+        self.spread(count).map_or(0, |s| s.high as u64)
+    }
+
+    pub fn value(&self) -> f64 {
+        self.get(Figure::Value).unwrap_or(f64::NAN)
+    }
+
+    pub fn ratio(&self, figure: Figure) -> Option<&Spread> {
+        self.ratios.get(&figure)
+    }
+}
+
+impl Results {
     /// Computes medians over the rounds that count.
-    pub fn of(cases: &[Case]) -> Summary {
-        let mut summary = Summary::default();
+    pub fn of(part: Part, cases: &[Case]) -> Results {
+        let mut results = Results {
+            format: FORMAT,
+            part,
+            date: today(),
+            machine: Machine::here(),
+            rounds: 0,
+            seconds: 0.0,
+            setup: Vec::new(),
+            configurations: Vec::new(),
+            skipped: Vec::new(),
+            lines: Vec::new(),
+            disturbed: [0; 2],
+            all_disturbed: Vec::new(),
+            thresholds: Vec::new(),
+        };
         for case in cases {
             let disturbed = case.rounds.iter().filter(|r| !r.is_quiet()).count();
-            summary.disturbed[1] += case.rounds.len();
+            results.disturbed[1] += case.rounds.len();
             if disturbed == case.rounds.len() {
-                summary.all_disturbed.push(case.subject);
+                results.all_disturbed.push(case.subject);
             } else {
-                summary.disturbed[0] += disturbed;
+                results.disturbed[0] += disturbed;
             }
-            let refused: Vec<Refused> = Variant::ALL.iter().filter_map(|v| case.refused(*v)).collect();
-            let counts = |v: Variant| refused.iter().all(|r| r.variant != v);
-            if counts(case.subject.base()) {
-                summary.lines.extend(Variant::ALL.iter().filter(|v| counts(**v)).filter_map(|v| case.line(*v)));
+            let nothing_to_compare_with = case.refused(case.subject.base()).is_some();
+            for variant in case.subject.kind().variants() {
+                let refused = case.refused(variant);
+                match refused {
+                    Some(_) => results.lines.push(Line { refused, ..Line::of(case.subject, variant, []) }),
+                    None if nothing_to_compare_with => {}
+                    None => results.lines.extend(case.line(variant)),
+                }
             }
-            summary.refused.extend(refused);
         }
-        summary
+        results
     }
 
     /// The line of a subject and variant.
     pub fn line(&self, subject: Subject, variant: Variant) -> Option<&Line> {
-        self.lines.iter().find(|l| (l.subject, l.variant) == (subject, variant))
+        self.lines.iter().find(|l| (l.subject, l.variant) == (subject, variant) && l.refused.is_none())
+    }
+
+    /// The lines of a kind, in the order of measurement.
+    pub fn lines_of(&self, kind: Kind) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(move |l| l.subject.kind() == kind && l.refused.is_none())
     }
 
     /// Subjects of a kind, in the order of measurement.
     pub fn subjects(&self, kind: Kind) -> Vec<Subject> {
-        let mut all: Vec<Subject> = self.lines.iter().map(|l| l.subject).filter(|s| s.kind() == kind).collect();
+        let mut all: Vec<Subject> = self.lines_of(kind).map(|l| l.subject).collect();
         all.dedup();
         all
     }
 
     /// Variants that were measured for a kind, in the order of tables.
     pub fn variants(&self, kind: Kind) -> Vec<Variant> {
-        let has = |v: &Variant| self.lines.iter().any(|l| l.subject.kind() == kind && l.variant == *v);
-        Variant::ALL.into_iter().filter(has).collect()
+        kind.variants().filter(|v| self.lines_of(kind).any(|l| l.variant == *v)).collect()
+    }
+
+    /// Writes the JSON, the tables, and the single runs if there are any, beside the other parts. Returns the JSON's path.
+    pub fn write(&self, dir: &Path, cases: &[Case]) -> Result<PathBuf> {
+        let file = |extension: &str| dir.join(self.part.file()).with_extension(extension);
+        fs::create_dir_all(dir)?;
+        fs::write(file("json"), serde_json::to_string_pretty(self)? + "\n")?;
+        fs::write(file("md"), report::full(self))?;
+        if !cases.is_empty() {
+            fs::write(file("rounds.json"), serde_json::to_string(cases)? + "\n")?;
+        }
+        Ok(file("json"))
     }
 }
 
@@ -405,35 +442,25 @@ mod tests {
 
     fn run(variant: Variant, value: f64, disturbed: bool) -> Run {
         let disturbed = disturbed.then(|| "noise".to_owned());
-        Run {
-            variant,
-            amount: 1.0,
-            seconds: 1.0,
-            value,
-            cpu: 2.0 / value,
-            per_ack: None,
-            packet: None,
-            request: None,
-            spliced: None,
-            disturbed,
-        }
+        Run { disturbed, ..Run::of(variant, [(Figure::Value, value), (Figure::Cpu, 2.0 / value)]) }
     }
 
     fn round(base: f64, spliced: f64, disturbed: bool) -> Round {
         Round { runs: vec![run(Variant::Spliced, spliced, false), run(Variant::IpForward, base, disturbed)] }
     }
 
-    fn summary(rounds: Vec<Round>) -> Summary {
-        Summary::of(&[Case { subject: BULK, rounds }])
+    fn summary(rounds: Vec<Round>) -> Results {
+        Results::of(Part::Results, &[Case { subject: BULK, rounds }])
     }
 
     #[test]
     fn ratios_are_taken_within_rounds_and_disturbed_rounds_left_out() {
         let s = summary(vec![round(10.0, 9.0, false), round(20.0, 16.0, false), round(1.0, 16.0, true)]);
         let spliced = s.line(BULK, Variant::Spliced).unwrap();
-        assert_eq!((spliced.ratio.median, spliced.ratio.n), ((0.9 + 0.8) / 2.0, 2));
-        assert_eq!(spliced.cpu_ratio.unwrap().n, 2);
-        assert_eq!(s.line(BULK, Variant::IpForward).unwrap().ratio.median, 1.0);
+        let ratio = spliced.ratio(Figure::Value).unwrap();
+        assert_eq!((ratio.median, ratio.n), ((0.9 + 0.8) / 2.0, 2));
+        assert_eq!(spliced.ratio(Figure::Cpu).unwrap().n, 2);
+        assert_eq!(s.line(BULK, Variant::IpForward).unwrap().ratio(Figure::Value).unwrap().median, 1.0);
         assert_eq!(s.variants(Kind::Bulk), [Variant::IpForward, Variant::Spliced], "the rest was not measured");
         assert_eq!((s.disturbed, s.all_disturbed.len()), ([1, 3], 0));
     }
@@ -441,7 +468,7 @@ mod tests {
     #[test]
     fn if_all_rounds_are_disturbed_all_count_and_it_is_said() {
         let s = summary(vec![round(10.0, 9.0, true)]);
-        assert_eq!(s.line(BULK, Variant::Spliced).unwrap().ratio.median, 0.9);
+        assert_eq!(s.line(BULK, Variant::Spliced).unwrap().ratio(Figure::Value).unwrap().median, 0.9);
         assert_eq!(s.all_disturbed, [BULK]);
     }
 
@@ -450,20 +477,25 @@ mod tests {
         let subject = Subject::Bulk { packets: Packets::Coalesced, connections: 1 };
         let of = |base, spliced| {
             let mut round = round(10.0, 9.0, false);
-            (round.runs[0].packet, round.runs[1].packet) = (spliced, base);
-            Summary::of(&[Case { subject, rounds: vec![round] }])
+            for (run, packet) in round.runs.iter_mut().zip([spliced, base]) {
+                *run = run.clone().with(Figure::Packet, packet);
+            }
+            let all = Results::of(Part::Results, &[Case { subject, rounds: vec![round] }]);
+            let refused = all.lines.iter().filter_map(|l| l.refused.clone()).collect::<Vec<_>>();
+            (all.lines.len() - refused.len(), refused)
         };
-        let s = of(Some(6000.0), Some(1514.0));
-        assert_eq!((s.lines.len(), s.refused.len(), s.refused[0].variant), (1, 1, Variant::Spliced));
-        assert_eq!(s.refused[0].why, "not coalesced: packets of 1514 bytes on average");
-        assert_eq!(of(Some(6000.0), None).lines.len(), 1, "nobody counted");
-        assert!(of(Some(1514.0), Some(6000.0)).lines.is_empty());
-        assert_eq!(of(Some(6000.0), Some(6000.0)).lines.len(), 2);
+        let why = "not coalesced: packets of 1514 bytes on average".to_owned();
+        assert_eq!(of(Some(6000.0), Some(1514.0)), (1, vec![why.clone()]));
+        assert_eq!(of(Some(6000.0), None).0, 1, "nothing was counted");
+        assert_eq!(of(Some(1514.0), Some(6000.0)), (0, vec![why]));
+        assert_eq!(of(Some(6000.0), Some(6000.0)), (2, vec![]));
     }
 
     #[test]
     fn what_has_no_base_in_its_round_does_not_count() {
         let s = summary(vec![round(10.0, 9.0, false), Round { runs: vec![run(Variant::Spliced, 1.0, false)] }]);
-        assert_eq!(s.line(BULK, Variant::Spliced).unwrap().value.n, 1);
+        assert_eq!(s.line(BULK, Variant::Spliced).unwrap().spread(Figure::Value).unwrap().n, 1);
+        let alone = summary(vec![Round { runs: vec![run(Variant::Spliced, 1.0, false)] }]);
+        assert!(alone.line(BULK, Variant::Spliced).unwrap().ratios.is_empty(), "unless no round has it");
     }
 }

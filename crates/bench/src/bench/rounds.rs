@@ -2,7 +2,6 @@
 
 use super::{
     Bench, Result,
-    machine::Cost,
     results::{Case, Round, Run},
     subject::Subject,
     variant::Variant,
@@ -11,25 +10,6 @@ use super::{
 /// Maximum number of disturbed rounds that are repeated, and never more than
 /// the rounds requested. With more, the bench would just wait for a quiet hour.
 const EXTRA: usize = 3;
-
-impl Run {
-    /// Creates a run from its cost.
-    pub fn new(variant: Variant, cost: Cost, amount: f64, value: f64, cpu: f64) -> Run {
-        let Cost { seconds, disturbed, .. } = cost;
-        Run {
-            variant,
-            amount,
-            seconds,
-            value,
-            cpu,
-            per_ack: None,
-            packet: None,
-            request: None,
-            spliced: None,
-            disturbed,
-        }
-    }
-}
 
 impl Bench {
     /// Measures until there are enough quiet rounds, or [`EXTRA`] more have not helped. A peer that fails is left out from
@@ -86,7 +66,11 @@ impl Bench {
 fn words(subject: Subject, round: &Round) -> String {
     let mut runs: Vec<&Run> = round.runs.iter().collect();
     runs.sort_by_key(|r| r.variant);
-    let all: Vec<String> = runs.iter().map(|r| format!("{} {}", r.variant, subject.number(r.value))).collect();
+    let one = |r: &&Run| {
+        let notes: String = r.notes.iter().map(|note| format!(" ({note})")).collect();
+        format!("{} {}{notes}", subject.kind().title(r.variant), subject.number(r.value()))
+    };
+    let all: Vec<String> = runs.iter().map(one).collect();
     let disturbed = if round.is_quiet() { "" } else { " (disturbed)" };
     format!("{} {}{disturbed}", all.join(", "), subject.unit())
 }

@@ -9,7 +9,7 @@ use super::{
     results::{Case, Run},
     subject::Subject,
     variant::Variant,
-    venue::{Pair, Venue},
+    venue::{Near, Pair},
 };
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -40,7 +40,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
 /// Measures these sizes with these variants.
 pub fn cases(bench: &Bench, sizes: &[u64], variants: &[Variant]) -> Result<Vec<Case>> {
     on_one_cpu(|| {
-        let venues = bench.venues(variants, Packets::Large)?;
+        let venues = bench.venues(variants, |v| Near::set(v, Packets::Large))?;
         let case = |bytes: &u64| {
             let subject = Subject::Segment { bytes: *bytes };
             bench.rounds(subject, variants, |v| run(venues.of(v)?, *bytes as usize, bench.seconds))
@@ -62,7 +62,7 @@ pub fn on_one_cpu<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-fn run(venue: &Venue, bytes: usize, seconds: f64) -> Result<Run> {
+fn run(venue: &Near, bytes: usize, seconds: f64) -> Result<Run> {
     let Pair { client, server } = venue.connect(1)?.remove(0);
     let echo = thread::spawn(move || echo(server, bytes));
     let (segments, cost) = (|| {
@@ -74,9 +74,7 @@ fn run(venue: &Venue, bytes: usize, seconds: f64) -> Result<Run> {
     drop(client);
     // The echo thread ends with its connection, or by its time limit.
     let _ = echo.join();
-    let micros = cost.seconds * 1e6 / segments.max(1) as f64;
-    let cpu = micros * cost.first_busy;
-    Ok(Run::new(venue.variant, cost, segments as f64, micros, cpu))
+    Ok(Run::each(venue.variant, cost, segments.max(1) as f64))
 }
 
 fn ping(mut to: &TcpStream, bytes: usize, length: Duration) -> io::Result<u64> {

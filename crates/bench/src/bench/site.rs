@@ -2,17 +2,19 @@
 
 use super::{
     Result,
-    network::{PATIENCE, PORT, Packets, Pins, lab, proxy},
+    network::{PATIENCE, PORT, Packets, lab, proxy},
     peers::Peer,
-    programs::{control_socket, run_longsplice, when_ready},
     variant::Variant,
+    venue::{OURS, Venue},
 };
-use longsplice_lab::{ChildGuard, Family, Lab, pattern, topology};
+use longsplice::Client;
+use longsplice_lab::{Family, pattern, topology};
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    ops::Deref,
+    path::Path,
 };
 
 /// The variants compared, in the order of tables.
@@ -40,51 +42,41 @@ impl Files {
     }
 }
 
-/// A lab with an origin, and a variant in the middle. Fields are dropped in order: programs before their namespaces.
-pub struct Site {
-    /// The variant in the middle.
-    pub variant: Variant,
-    _proxy: Option<ChildGuard>,
-    _origin: ChildGuard,
-    _pins: Pins,
-    /// The network.
-    pub lab: Lab,
-    dir: tempfile::TempDir,
+/// A lab with an origin, and a variant in the middle.
+pub struct Site(Venue);
+
+impl Deref for Site {
+    type Target = Venue;
+
+    fn deref(&self) -> &Venue {
+        &self.0
+    }
 }
 
 impl Site {
     /// Sets up a site. `arguments`: further arguments of longsplice.
     pub fn set(variant: Variant, arguments: &[&str], files: &Files) -> Result<Site> {
-        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let lab = lab(Packets::Large, variant.routed())?;
-        let pins = Pins::of(&lab)?;
-        let mut run = lab.server.command(Peer::Nginx.program());
-        let origin = nginx(&mut run, dir.path(), "origin", &origin_config(files.0.path(), dir.path()))?;
-        let origin = when_ready(origin, |_| lab.server.wait_listening(PORT, PATIENCE))?;
-        let mut run = lab.forwarder.command(variant.peer().map_or("", Peer::program));
+        let mut venue = Venue::new(variant, lab(Packets::Large, variant.routed())?)?;
+        let (server, forwarder) = (venue.lab.server.clone(), venue.lab.forwarder.clone());
+        let origin = origin_config(files.0.path(), &venue.path(""));
+        venue.peer(&server, Peer::Nginx, "origin", &origin, PORT)?;
         let config = config(variant);
-        let proxy = match variant.peer() {
-            None if variant.routed() => None,
-            None => Some(run_longsplice(&lab.forwarder, dir.path(), &config, arguments, PATIENCE)?),
-            Some(Peer::Haproxy) => {
-                let file = dir.path().join("haproxy.cfg");
-                fs::write(&file, &config)?;
-                Some(ChildGuard::spawn(run.arg("-db").arg("-f").arg(&file))?.ended_gently())
-            }
-            Some(_) => Some(nginx(&mut run, dir.path(), "proxy", &config)?),
-        };
-        let proxy = proxy.map(|p| when_ready(p, |_| lab.forwarder.wait_listening(PORT, PATIENCE))).transpose()?;
-        Ok(Site { variant, _proxy: proxy, _origin: origin, _pins: pins, lab, dir })
+        match variant.peer() {
+            None if variant.routed() => {}
+            None => venue.longsplice(&forwarder, OURS, &config, arguments, PATIENCE)?,
+            Some(peer) => venue.peer(&forwarder, peer, "proxy", &config, PORT)?,
+        }
+        Ok(Site(venue))
     }
 
-    /// Path of longsplice's control socket.
-    pub fn control(&self) -> PathBuf {
-        control_socket(self.dir.path())
+    /// Connects to longsplice's control socket.
+    pub fn control(&self) -> Result<Client> {
+        self.0.control(OURS)
     }
 
-    /// Path of a file that longsplice writes under this name.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+    /// The contents of a file that longsplice writes under this name.
+    pub fn read(&self, name: &str) -> Result<String> {
+        Ok(fs::read_to_string(self.path(OURS).join(name))?)
     }
 
     /// The address that this client connects to.
@@ -96,14 +88,6 @@ impl Site {
 /// The origin's addresses.
 pub fn servers() -> [SocketAddr; 2] {
     [topology::SERVER, topology::SERVER_SECOND].map(|s| s.port(Family::V4, PORT))
-}
-
-fn nginx(run: &mut std::process::Command, dir: &Path, name: &str, config: &str) -> Result<ChildGuard> {
-    let file = dir.join(format!("{name}.conf"));
-    fs::write(&file, config)?;
-    let pid = format!("pid {};", dir.join(format!("{name}.pid")).display());
-    run.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&file).arg("-g").arg(pid);
-    Ok(ChildGuard::spawn(run)?.ended_gently())
 }
 
 /// The configuration of the server's nginx.

@@ -1,84 +1,140 @@
 //! The subjects of measurement: their units, and their base variants.
 
 use super::{network::Packets, variant::Variant};
+use crate::cell::Cell;
 use serde::{Deserialize, Serialize};
 
 /// A row of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum Subject {
-    /// Cost of a segment, by round trips on one CPU.
-    Segment {
-        /// Payload in bytes.
-        bytes: u64,
-    },
-    /// Throughput on one CPU with a receiver that acknowledges several segments at once.
-    Ratio {
-        /// Intended number of segments per acknowledgement.
-        segments: u64,
-    },
+    /// Cost of a segment with so many bytes of payload, by round trips on one CPU.
+    Segment { bytes: u64 },
+    /// Throughput on one CPU with a receiver that acknowledges so many segments at once.
+    Ratio { segments: u64 },
     /// Throughput.
-    Bulk {
-        /// Packet size.
-        packets: Packets,
-        /// Number of simultaneous connections.
-        connections: u64,
-    },
+    Bulk { packets: Packets, connections: u64 },
     /// Time from connecting to the end of an object.
-    Response {
-        /// Size in bytes.
-        bytes: u64,
-        /// Number of simultaneous clients.
-        clients: u64,
-    },
-    /// Consecutive connections of several clients.
-    Rate {
-        /// Bytes to the client per connection.
-        bytes: u64,
-    },
+    Response { bytes: u64, clients: u64 },
+    /// Consecutive connections of several clients, with so many bytes to the client.
+    Rate { bytes: u64 },
     /// Consecutive connections of one client on one CPU, to find the size from which splicing pays.
-    Short {
-        /// Bytes to the client per connection.
-        bytes: u64,
-    },
-    /// Requests through reverse proxies over persistent connections.
-    Http {
-        /// Bytes per reply.
-        bytes: u64,
-    },
+    Short { bytes: u64 },
+    /// Requests through reverse proxies over persistent connections, with replies of so many bytes.
+    Http { bytes: u64 },
     /// Requests of one client on one CPU, to find the size from which splicing a body pays.
-    Body {
-        /// Bytes per reply.
-        bytes: u64,
-    },
-    /// Cost of a small packet, on one CPU.
-    Flood {
-        /// Number of flows, which are chosen at random for each packet.
-        flows: u32,
-    },
+    Body { bytes: u64 },
+    /// Cost of a small packet, on one CPU. Flows are chosen at random for each packet.
+    Flood { flows: u32 },
+    /// Times of splices and of the ways back, in microseconds.
+    Switch { connection: Connection },
+    /// Memory of idle connections, in bytes per connection.
+    Memory,
+    /// A preallocated table of the data path.
+    Table { map: Map },
+    /// Simultaneous connections, spliced and released.
+    Million { connections: u64 },
+    /// A transfer over a path.
+    Path(Cell),
+    /// Memory of the forwarder's sockets while clients read slowly.
+    Readers,
+    /// A transfer that is unspliced half-way, and one that is not.
+    Unsplice(Cell),
+}
+
+/// The state of a connection that is switched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Connection {
+    /// No data flows; an unsplice returns to the parked sockets.
+    Idle,
+    /// The server sends at full speed.
+    Busy,
+    /// No data flows; the sockets are closed and recreated.
+    Released,
+}
+
+/// A table of the data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Map {
+    Paths4,
+    Paths6,
+    Legs,
 }
 
 /// A subject without its parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// [`Subject::Segment`].
     Segment,
-    /// [`Subject::Ratio`].
     Ratio,
-    /// [`Subject::Bulk`].
     Bulk,
-    /// [`Subject::Response`].
     Response,
-    /// [`Subject::Rate`].
     Rate,
-    /// [`Subject::Short`].
     Short,
-    /// [`Subject::Http`].
     Http,
-    /// [`Subject::Body`].
     Body,
-    /// [`Subject::Flood`].
     Flood,
+    Switch,
+    Memory,
+    Table,
+    Million,
+    Path,
+    Readers,
+    Unsplice,
+}
+
+impl Kind {
+    /// Title of its tables before the label of a row, head of their first column, the unit of values, and their digits.
+    fn about(self) -> (&'static str, &'static str, &'static str, usize) {
+        match self {
+            Kind::Segment => ("segments of", "variant", "us", 1),
+            Kind::Ratio => ("data to acknowledgements", "ratio", "MB/s", 0),
+            Kind::Bulk => ("bulk, packets of", "packets", "Gbit/s", 1),
+            Kind::Response => ("response,", "object", "ms", 2),
+            Kind::Rate => ("connections of", "bytes", "per second", 0),
+            Kind::Short => ("short transfers of", "bytes", "us", 0),
+            Kind::Http => ("HTTP,", "reply", "per second", 0),
+            Kind::Body => ("bodies of", "reply", "us", 0),
+            Kind::Flood => ("flood over", "random among", "ns", 0),
+            Kind::Switch => ("switching,", "connection", "us", 1),
+            Kind::Memory => ("memory", "variant", "bytes", 0),
+            Kind::Table => ("table", "table", "bytes", 0),
+            Kind::Million => ("million,", "what", "", 0),
+            Kind::Path => ("path", "path and object", "s", 3),
+            Kind::Readers => ("slow readers", "variant", "bytes", 0),
+            Kind::Unsplice => ("unsplice", "path and object", "s", 2),
+        }
+    }
+
+    /// Head of the first column of its tables.
+    pub fn first_column(self) -> &'static str {
+        self.about().1
+    }
+
+    /// Whether its network has delays.
+    fn is_far(self) -> bool {
+        matches!(self, Kind::Path | Kind::Readers | Kind::Unsplice)
+    }
+
+    /// Its variants in the order of tables.
+    pub fn variants(self) -> impl Iterator<Item = Variant> + Clone {
+        // Those of both far networks begin with routing.
+        let far: Vec<Variant> = Variant::WAN.into_iter().chain(Variant::TPOT.into_iter().skip(1)).collect();
+        let all = if self.is_far() { far } else { Variant::all().collect() };
+        all.into_iter()
+    }
+
+    /// Title of a variant in its tables.
+    pub fn title(self, variant: Variant) -> &'static str {
+        match variant {
+            Variant::IpForward if self.is_far() => "routed",
+            Variant::Copy if self.is_far() => "copied",
+            Variant::Spliced if self.is_far() => "spliced at once",
+            other => other.title(),
+        }
+    }
 }
 
 impl Subject {
@@ -94,6 +150,13 @@ impl Subject {
             Subject::Http { .. } => Kind::Http,
             Subject::Body { .. } => Kind::Body,
             Subject::Flood { .. } => Kind::Flood,
+            Subject::Switch { .. } => Kind::Switch,
+            Subject::Memory => Kind::Memory,
+            Subject::Table { .. } => Kind::Table,
+            Subject::Million { .. } => Kind::Million,
+            Subject::Path(_) => Kind::Path,
+            Subject::Readers => Kind::Readers,
+            Subject::Unsplice(_) => Kind::Unsplice,
         }
     }
 
@@ -110,45 +173,30 @@ impl Subject {
                 size(bytes)
             }
             Subject::Flood { flows } => plural(flows.into(), "flow"),
+            Subject::Switch { connection: Connection::Idle } => "idle".to_owned(),
+            Subject::Switch { connection: Connection::Busy } => "busy".to_owned(),
+            Subject::Switch { connection: Connection::Released } => "idle, released".to_owned(),
+            Subject::Table { map } => format!("{map:?}").to_lowercase(),
+            Subject::Million { connections } => plural(connections, "connection"),
+            Subject::Path(cell) | Subject::Unsplice(cell) => cell.label(),
+            Subject::Memory | Subject::Readers => String::new(),
         }
     }
 
     /// Title of its table, with the head of its row.
     pub fn title(self) -> String {
-        let kind = match self.kind() {
-            Kind::Segment => "segments of",
-            Kind::Ratio => "data to acknowledgements",
-            Kind::Bulk => "bulk, packets of",
-            Kind::Response => "response,",
-            Kind::Rate => "connections of",
-            Kind::Short => "short transfers of",
-            Kind::Http => "HTTP,",
-            Kind::Body => "bodies of",
-            Kind::Flood => "flood over",
-        };
-        format!("{kind} {}", self.label())
+        format!("{} {}", self.kind().about().0, self.label()).trim_end().to_owned()
     }
 
-    /// Unit of `Run::value`.
+    /// Unit of its values.
     pub fn unit(self) -> &'static str {
-        match self.kind() {
-            Kind::Segment | Kind::Short | Kind::Body => "us",
-            Kind::Ratio => "MB/s",
-            Kind::Bulk => "Gbit/s",
-            Kind::Response => "ms",
-            Kind::Rate | Kind::Http => "per second",
-            Kind::Flood => "ns",
-        }
+        self.kind().about().2
     }
 
     /// Formats a value with its significant digits.
     pub fn number(self, value: f64) -> String {
-        match self.kind() {
-            Kind::Segment | Kind::Bulk => format!("{value:.1}"),
-            Kind::Response => format!("{value:.2}"),
-            Kind::Http if value < 100.0 => format!("{value:.1}"),
-            Kind::Ratio | Kind::Rate | Kind::Short | Kind::Http | Kind::Body | Kind::Flood => format!("{value:.0}"),
-        }
+        let digits = if self.kind() == Kind::Http && value < 100.0 { 1 } else { self.kind().about().3 };
+        format!("{value:.digits$}")
     }
 
     /// The variant that others are compared with, in the same round.

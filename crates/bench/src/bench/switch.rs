@@ -6,9 +6,11 @@ use super::{
     driver::{BLOCK, DWELL, Driver, Times},
     machine::Watch,
     network::{self, PATIENCE, Packets, Pins},
-    release,
-    results::{Connection, SwitchCase},
+    release, report,
+    results::{Figure, Line},
     stats::Spread,
+    subject::{Connection, Subject},
+    variant::Variant,
 };
 use longsplice_engine::{DatapathOptions, Leg, Pair, Splicer};
 use longsplice_lab::Lab;
@@ -31,26 +33,28 @@ use tokio::{
 const CYCLES: usize = 2000;
 /// Maximum duration for each kind of connection, in lengths of a transfer.
 const SHARE: f64 = 8.0;
+
 /// Measures idle, busy and released connections.
-pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
+pub fn measure(bench: &Bench) -> Result<Vec<Line>> {
     let all = [Connection::Idle, Connection::Busy, Connection::Released];
     let bar = bench.bar("switch", all.len());
     let cases = all.into_iter().map(|connection| {
         bench.check()?;
-        let case = case(bench, connection)?;
-        let micros: Vec<String> = case.costs().into_iter().map(|(what, n)| format!("{what} {n:.1}")).collect();
-        bench.say(&format!("switch, {}: {} cycles, us: {}", connection.title(), case.cycles, micros.join(", ")));
+        let line = case(bench, connection)?;
+        let micros: Vec<String> = report::costs(&line).iter().map(|(what, n)| format!("{what} {n:.1}")).collect();
+        let cycles = line.get(Figure::Amount).unwrap_or_default();
+        bench.say(&format!("{}: {cycles} cycles, us: {}", line.subject.title(), micros.join(", ")));
         bar.inc(1);
-        Ok(case)
+        Ok(line)
     });
     let cases = cases.collect();
     bar.finish_and_clear();
     cases
 }
 
-fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
+fn case(bench: &Bench, connection: Connection) -> Result<Line> {
     let lab = network::lab(Packets::Large, false)?;
-    let _pins = Pins::of(&lab)?;
+    let _pins = Pins::at(&lab.forwarder)?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     // Return an error that can be sent between threads.
     let case = lab.forwarder.run(|| {
@@ -60,7 +64,7 @@ fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
     Ok(case?)
 }
 
-async fn cycles(bench: &Bench, lab: &Lab, connection: Connection, length: Duration) -> Result<SwitchCase> {
+async fn cycles(bench: &Bench, lab: &Lab, connection: Connection, length: Duration) -> Result<Line> {
     let splicer = Splicer::open(&DatapathOptions { max_flows: 1024, ..DatapathOptions::default() }.into())?;
     let hosts = Hosts::default();
     let done = on_splicer(bench, &splicer, lab, &hosts, connection, length).await;
@@ -76,7 +80,7 @@ async fn on_splicer(
     hosts: &Hosts,
     connection: Connection,
     length: Duration,
-) -> Result<SwitchCase> {
+) -> Result<Line> {
     let datapath = splicer.datapath().ok_or("no data path")?;
     let busy = connection == Connection::Busy;
     let mut driver = Driver::new(datapath, connect(splicer, lab, hosts, busy).await?);
@@ -97,18 +101,21 @@ async fn on_splicer(
         }
     }
     let cost = watch.stop();
-    let none = "no switch in the time there was";
-    Ok(SwitchCase {
-        connection,
-        cycles: times.freeze.len(),
-        freeze: Spread::of(times.freeze).ok_or(none)?,
-        drain: Spread::of(times.drain).ok_or(none)?,
-        commit: Spread::of(times.commit).ok_or(none)?,
-        unsplice: Spread::of(times.unsplice),
-        release: Spread::of(times.release),
-        recreate: Spread::of(times.recreate),
-        disturbed: cost.disturbed,
-    })
+    if times.freeze.is_empty() {
+        return Err("no switch in the time there was".into());
+    }
+    let all = [
+        (Figure::Amount, vec![times.freeze.len() as f64]),
+        (Figure::Freeze, times.freeze),
+        (Figure::Drain, times.drain),
+        (Figure::Commit, times.commit),
+        (Figure::Unsplice, times.unsplice),
+        (Figure::Release, times.release),
+        (Figure::Recreate, times.recreate),
+    ];
+    let spreads = all.into_iter().map(|(figure, values)| (figure, Spread::of(values)));
+    let notes = cost.disturbed.map(|why| (why, 1)).into_iter().collect();
+    Ok(Line { notes, ..Line::of(Subject::Switch { connection }, Variant::Spliced, spreads) })
 }
 
 /// Threads that play client and server until told to stop.

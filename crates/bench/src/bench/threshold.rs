@@ -10,72 +10,71 @@
 //! random. Instead the difference is taken within each of many short rounds, and tested for a significant sign.
 
 use super::{
-    Bench, Result,
-    counters::Flows,
-    network::Packets,
-    objects::{Plan, fetch},
-    results::{Case, Crossing, Run, Threshold},
-    segment::on_one_cpu,
+    results::{Case, Figure, Run},
     stats::sign,
-    subject::Subject,
     variant::Variant,
-    venue::Venue,
 };
-use std::{cmp::Ordering, time::Duration};
+use serde::{Deserialize, Serialize};
+use std::{cmp::Ordering, fmt};
 
 /// Bytes from server to client: all powers of two where the curves may cross.
 pub const SIZES: [u64; 10] =
     [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
-/// Length of one run, as a fraction of a transfer; the number of connections is limited, too.
-const SHARE: f64 = 0.2;
-const CONNECTIONS: usize = 1000;
 /// Rounds for each requested round.
-const ROUNDS: usize = 3;
+pub const ROUNDS: usize = 3;
 /// Maximum number of sizes for which the rounds cannot tell, between the
 /// largest at which splicing costs and the smallest from which it pays.
 const DOUBT: usize = 1;
 /// The variants compared.
 pub const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
 
-/// Measures all sizes with both variants.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
-    on_one_cpu(|| {
-        let length = bench.seconds * SHARE;
-        let case = |bytes| {
-            bench.rounds_of(bench.rounds * ROUNDS, Subject::Short { bytes }, &VARIANTS, |v| run(v, bytes, length))
-        };
-        SIZES.into_iter().map(case).collect()
-    })
+/// Threshold derived from short transfers, spliced at once and copied.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Threshold {
+    /// The size from which splicing takes less time.
+    pub by_time: Crossing,
+    /// The size from which splicing takes less CPU time.
+    pub by_cpu: Crossing,
+    /// The size from which splicing takes significantly less of both,
+    /// if the rounds leave little doubt below it; otherwise `None`.
+    pub recommended: Option<u64>,
 }
 
-/// Uses a new venue for each run, since the entries of ended flows stay for a minute and must not accumulate, and since the
-/// memory layout of a process must not be the same for all rounds.
-fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
-    let venue = Venue::set(variant, Packets::Large)?;
-    let length = Duration::from_secs_f64(seconds);
-    let before = Flows::of(&venue)?;
-    let fetched = fetch(&venue, Plan { bytes, clients: 1, length, most: CONNECTIONS })?;
-    let (count, cost) = (fetched.times.len() as f64, fetched.cost);
-    let micros = cost.seconds * 1e6 / count;
-    let cpu = micros * cost.first_busy;
-    Ok(Run { spliced: Flows::of(&venue)?.share_since(before), ..Run::new(variant, cost, count, micros, cpu) })
+/// The size from which splicing costs less: between `costs` and `pays`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crossing {
+    /// The largest size at which splicing costs significantly more; `None` if there is no such size among those measured.
+    pub costs: Option<u64>,
+    /// The smallest size from which splicing costs significantly less at all sizes; `None` if not even at the largest.
+    pub pays: Option<u64>,
+}
+
+impl fmt::Display for Crossing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.costs, self.pays) {
+            (Some(costs), Some(pays)) => write!(f, "from somewhere between {costs} and {pays} bytes on"),
+            (None, Some(pays)) => write!(f, "from {pays} bytes on at the latest"),
+            (_, None) => f.write_str("from no size on that was measured, as far as these rounds can tell"),
+        }
+    }
 }
 
 /// Finds the crossing of the curves. There is one case for each size.
 pub fn of(sizes: &[u64], cases: &[Case]) -> Threshold {
-    let signs = |of: fn(&Run) -> f64| {
+    let signs = |of: Figure| {
         let sizes = sizes.iter().zip(cases);
         sizes.map(|(bytes, case)| (*bytes, sign(gains(case, of)))).collect::<Vec<_>>()
     };
-    let (by_time, by_cpu) = (signs(|run| run.value), signs(|run| run.cpu));
+    let (by_time, by_cpu) = (signs(Figure::Value), signs(Figure::Cpu));
     let recommended = clear(&by_time).zip(clear(&by_cpu)).map(|(time, cpu)| time.max(cpu));
     Threshold { by_time: crossing(&by_time), by_cpu: crossing(&by_cpu), recommended }
 }
 
 /// The savings by splicing in each round. Disturbed rounds are included: they raise
 /// the cost of either variant in turn, so they make the test weaker, but not wrong.
-fn gains(case: &Case, of: fn(&Run) -> f64) -> Vec<f64> {
-    let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy)?) - of(round.of(Variant::Spliced)?));
+fn gains(case: &Case, of: Figure) -> Vec<f64> {
+    let of = |run: Option<&Run>| run?.get(of);
+    let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy))? - of(round.of(Variant::Spliced))?);
     case.rounds.iter().filter_map(gain).collect()
 }
 

@@ -1,160 +1,147 @@
 //! The ways of forwarding that are compared.
 
 use super::peers::Peer;
+use crate::cell::{Cell, Protocol};
+use clap::ValueEnum;
 use longsplice_engine::Policy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A way of forwarding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// A way of forwarding, in the order of tables. [`Variant::does`] describes those that need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
-    /// None: two hosts on one link. The difference between another variant and this one is the forwarder's cost.
+    /// No forwarder: the difference between another variant and this one is the forwarder's cost.
     Direct,
-    /// The client connects directly to the server, and the forwarder routes.
     IpForward,
-    /// IP forwarding past a dozen rules without connection tracking.
     Filter,
-    /// IP forwarding with address translation: the forwarder's address replaces the client's.
     Nat,
-    /// longsplice, spliced at once.
+    /// longsplice, spliced at once; over long paths, even where that does harm.
     Spliced,
-    /// longsplice, spliced at once, with packets delivered directly to the other ends of both veths.
     SplicedPeer,
-    /// longsplice's data path at tcx, with flows installed in its table.
+    /// longsplice, spliced at once, whose sockets are closed.
+    Released,
     Tcx,
-    /// The same, with packets delivered directly to the other end of a veth.
     TcxPeer,
-    /// The same, with XDP at the client's device.
     Xdp,
     /// longsplice, spliced at once, with the same addresses, ports and numbers on both sides.
     Identity,
-    /// longsplice, spliced according to its default policy.
     Default,
     /// longsplice, copying by read and write, as before a splice.
     Copy,
     /// longsplice, copying by `splice(2)`, as for flows that will never be spliced.
     Pipes,
-    /// longsplice as a SOCKS proxy, spliced at once.
     SplicedSocks,
-    /// longsplice as a SOCKS proxy, never spliced.
     CopySocks,
     /// IP forwarding past a longsplice that intercepts connections which ask for a proxy (TPOT), as these do not.
     BesideTpot,
-    /// longsplice as a translucent proxy, never spliced.
     CopyTpot,
-    /// longsplice as a translucent proxy, spliced at once.
     SplicedTpot,
-    /// The same, with the tunnel in UDP.
     SplicedTpotUdp,
-    /// HAProxy with splice(2).
+    /// longsplice, whose clients shake hands with the server: like those below only over long paths.
+    EndToEnd,
+    /// longsplice as a translucent proxy, copying: it connects to the server after its handshake with the client.
+    TpotBasic,
+    /// The same, but it connects on the client's SYN.
+    TpotPipelined,
+    /// The same, splicing before the first byte.
+    TpotSpliced,
+    /// A chain of two: the same on both forwarders, pipelined and copying.
+    TpotTwo,
+    /// The same, splicing before the first byte.
+    TpotTwoSpliced,
     Haproxy,
-    /// nginx's stream module.
     Nginx,
-    /// socat, with a process for each connection.
     Socat,
-    /// Dante, a SOCKS proxy.
     Dante,
 }
 
+use Variant::*;
+
 impl Variant {
-    /// All variants, in the order of tables.
-    pub const ALL: [Variant; 23] = [
-        Variant::Direct,
-        Variant::IpForward,
-        Variant::Filter,
-        Variant::Nat,
-        Variant::Spliced,
-        Variant::SplicedPeer,
-        Variant::Tcx,
-        Variant::TcxPeer,
-        Variant::Xdp,
-        Variant::Identity,
-        Variant::Default,
-        Variant::Copy,
-        Variant::Pipes,
-        Variant::SplicedSocks,
-        Variant::CopySocks,
-        Variant::BesideTpot,
-        Variant::CopyTpot,
-        Variant::SplicedTpot,
-        Variant::SplicedTpotUdp,
-        Variant::Haproxy,
-        Variant::Nginx,
-        Variant::Socat,
-        Variant::Dante,
-    ];
     /// Variants that terminate the client's connection and open one to the server;
     /// without those that differ only in the handshake before the first byte.
-    pub const PROXIES: [Variant; 7] = [
-        Variant::Spliced,
-        Variant::Copy,
-        Variant::Pipes,
-        Variant::Haproxy,
-        Variant::Nginx,
-        Variant::Socat,
-        Variant::Dante,
-    ];
+    pub const PROXIES: [Variant; 7] = [Spliced, Copy, Pipes, Haproxy, Nginx, Socat, Dante];
+    /// The subjects of `wan` ([`SUBJECTS`](crate::cell::SUBJECTS)), in the order of tables.
+    pub const WAN: [Variant; 6] = [IpForward, Copy, Spliced, Default, EndToEnd, Haproxy];
+    /// Those of `tpot`.
+    pub const TPOT: [Variant; 6] = [IpForward, TpotBasic, TpotPipelined, TpotSpliced, TpotTwo, TpotTwoSpliced];
+
+    /// All variants, in the order of tables.
+    pub fn all() -> impl Iterator<Item = Variant> {
+        Variant::value_variants().iter().copied()
+    }
 
     /// Title in tables.
     pub fn title(self) -> &'static str {
         match self {
-            Variant::Direct => "back to back",
-            Variant::IpForward => "IP forwarding",
-            Variant::Filter => "IP, filtered",
-            Variant::Nat => "IP, NAT",
-            Variant::Spliced => "spliced",
-            Variant::SplicedPeer => "spliced, into the peer",
-            Variant::Tcx => "spliced by tcx",
-            Variant::TcxPeer => "spliced by tcx, into the peer",
-            Variant::Xdp => "spliced by XDP",
-            Variant::Identity => "identity path",
-            Variant::Default => "default policy",
-            Variant::Copy => "copying",
-            Variant::Pipes => "splice(2)",
-            Variant::SplicedSocks => "spliced, SOCKS",
-            Variant::CopySocks => "copying, SOCKS",
-            Variant::BesideTpot => "IP past TPOT",
-            Variant::CopyTpot => "copying, TPOT",
-            Variant::SplicedTpot => "spliced, TPOT",
-            Variant::SplicedTpotUdp => "spliced, TPOT in UDP",
-            Variant::Haproxy => Peer::Haproxy.name(),
-            Variant::Nginx => Peer::Nginx.name(),
-            Variant::Socat => Peer::Socat.name(),
-            Variant::Dante => Peer::Dante.name(),
+            Direct => "back to back",
+            IpForward => "IP forwarding",
+            Filter => "IP, filtered",
+            Nat => "IP, NAT",
+            Spliced => "spliced",
+            SplicedPeer => "spliced, into the peer",
+            Released => "spliced, released",
+            Tcx => "spliced by tcx",
+            TcxPeer => "spliced by tcx, into the peer",
+            Xdp => "spliced by XDP",
+            Identity => "identity path",
+            Default => "default policy",
+            Copy => "copying",
+            Pipes => "splice(2)",
+            SplicedSocks => "spliced, SOCKS",
+            CopySocks => "copying, SOCKS",
+            BesideTpot => "IP past TPOT",
+            CopyTpot => "copying, TPOT",
+            SplicedTpot => "spliced, TPOT",
+            SplicedTpotUdp => "spliced, TPOT in UDP",
+            EndToEnd => "end to end",
+            TpotBasic => "basic, copied",
+            TpotPipelined => "pipelined, copied",
+            TpotSpliced => "pipelined, spliced",
+            TpotTwo => "two, copied",
+            TpotTwoSpliced => "two, spliced",
+            Haproxy => Peer::Haproxy.name(),
+            Nginx => Peer::Nginx.name(),
+            Socat => Peer::Socat.name(),
+            Dante => Peer::Dante.name(),
         }
     }
 
-    /// Description, for the set-up.
-    pub fn does(self) -> String {
-        match self {
-            Variant::Direct => "client and server share one wire, and nobody is between them".into(),
-            Variant::IpForward => "the client connects to the server, and the forwarder's kernel routes".into(),
-            Variant::Filter => "the same with an nftables chain of twelve rules, of which the last two accept".into(),
-            Variant::Nat => {
-                "the same with nftables' masquerade, which tracks connections; in the flood, its dnat".into()
-            }
-            Variant::Tcx => "longsplice's data path without its proxy, flows put into the table as if released".into(),
-            Variant::TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth".into(),
-            Variant::Xdp => "the same as spliced by tcx, with XDP at the device towards the client".into(),
-            Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
-            Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
-            Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),
-            Variant::Dante => "Debian's, SOCKS 5 without authentication".into(),
+    /// Description, for the set-up; `None` for those that are measured only over long paths.
+    pub fn does(self) -> Option<String> {
+        let text = match self {
+            Direct => "client and server share one wire, and nobody is between them",
+            IpForward => "the client connects to the server, and the forwarder's kernel routes",
+            Filter => "the same with an nftables chain of twelve rules, of which the last two accept",
+            Nat => "the same with nftables' masquerade, which tracks connections; in the flood, its dnat",
+            Tcx => "longsplice's data path without its proxy, flows put into the table as if released",
+            TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth",
+            Xdp => "the same as spliced by tcx, with XDP at the device towards the client",
+            Nginx => "Debian's, stream module, as many workers as CPUs",
+            Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses",
+            Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection",
+            Dante => "Debian's, SOCKS 5 without authentication",
+            EndToEnd | TpotBasic | TpotPipelined | TpotSpliced | TpotTwo | TpotTwoSpliced => return None,
             longsplice => {
                 let protocol = match longsplice {
-                    Variant::Identity => "transparent",
-                    Variant::BesideTpot => "translucent, which the client does not ask for",
-                    Variant::SplicedTpotUdp => "translucent, with the tunnel in UDP",
+                    Identity => "transparent",
+                    BesideTpot => "translucent, which the client does not ask for",
+                    SplicedTpotUdp => "translucent, with the tunnel in UDP",
                     tpot if tpot.tpot() => "translucent",
                     socks if socks.socks() => "SOCKS 5",
                     _ => "a plug",
                 };
                 let when = longsplice.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
-                let peer = if longsplice == Variant::SplicedPeer { ", --peer of both devices" } else { "" };
-                format!("longsplice, {protocol}, --splice {when}{peer}")
+                let more = match longsplice {
+                    SplicedPeer => ", --peer of both devices",
+                    Released => ", whose sockets are closed soon",
+                    _ => "",
+                };
+                return Some(format!("longsplice, {protocol}, --splice {when}{more}"));
             }
-        }
+        };
+        Some(text.to_owned())
     }
 
     /// The value of longsplice's `--splice`; `None`: the default.
@@ -163,62 +150,77 @@ impl Variant {
         const FAR: u64 = 1 << 50;
         match self {
             spliced if spliced.is_spliced() => Some("at-once".into()),
-            Variant::Pipes | Variant::CopySocks | Variant::CopyTpot => Some("never".into()),
-            Variant::Copy => Some(FAR.to_string()),
+            Pipes | CopySocks | CopyTpot => Some("never".into()),
+            Copy | TpotBasic | TpotPipelined | TpotTwo => Some(FAR.to_string()),
             _ => None,
         }
     }
 
     /// Whether its connections are spliced as soon as they are open.
     pub fn is_spliced(self) -> bool {
-        let tpot = matches!(self, Variant::SplicedTpot | Variant::SplicedTpotUdp);
-        tpot || matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
+        let tpot = matches!(self, SplicedTpot | SplicedTpotUdp | TpotSpliced | TpotTwoSpliced);
+        tpot || matches!(self, Spliced | SplicedPeer | Released | SplicedSocks | Identity)
     }
 
     /// Whether longsplice intercepts connections that ask for a proxy.
     pub fn tpot(self) -> bool {
-        self == Variant::BesideTpot || self.udp().is_some()
+        self == BesideTpot || self.udp().is_some()
     }
 
     /// The value of `--udp` of the client's host, if its connections ask for a proxy.
     pub fn udp(self) -> Option<&'static str> {
         match self {
-            Variant::CopyTpot | Variant::SplicedTpot => Some("never"),
-            Variant::SplicedTpotUdp => Some("always"),
-            _ => None,
+            SplicedTpotUdp => Some("always"),
+            tpot => (tpot.translucent() > 0).then_some("never"),
+        }
+    }
+
+    /// The number of translucent proxies that a connection meets.
+    pub fn translucent(self) -> usize {
+        match self {
+            CopyTpot | SplicedTpot | SplicedTpotUdp | TpotBasic | TpotPipelined | TpotSpliced => 1,
+            TpotTwo | TpotTwoSpliced => 2,
+            _ => 0,
         }
     }
 
     /// Whether connections pass a longsplice, with its control socket.
     pub fn is_longsplice(self) -> bool {
-        !self.routed()
-            && self.peer().is_none()
-            && !matches!(self, Variant::Direct | Variant::Tcx | Variant::TcxPeer | Variant::Xdp)
+        !self.routed() && self.peer().is_none() && !matches!(self, Direct | Tcx | TcxPeer | Xdp)
     }
 
     /// Whether the client tells the proxy where to connect.
     pub fn socks(self) -> bool {
-        matches!(self, Variant::SplicedSocks | Variant::CopySocks | Variant::Dante)
+        matches!(self, SplicedSocks | CopySocks | Dante)
     }
 
-    /// Whether the forwarder forwards IP packets.
+    /// Whether the forwarder only forwards IP packets.
     pub fn routed(self) -> bool {
-        matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat | Variant::BesideTpot)
+        matches!(self, IpForward | Filter | Nat | BesideTpot)
     }
 
     /// Whether the client connects directly to the server.
     pub fn to_server(self) -> bool {
-        self.routed() || self.tpot() || self == Variant::Identity
+        self.routed() || self.tpot() || self == Identity
+    }
+
+    /// Whether it can take part in this cell of a long path.
+    pub fn serves(self, cell: &Cell) -> bool {
+        match cell.protocol {
+            Protocol::Plug => true,
+            Protocol::Socks => self.translucent() == 0 && !matches!(self, EndToEnd | Haproxy),
+            Protocol::Http => self.translucent() == 0 && self != EndToEnd,
+        }
     }
 
     /// The peer whose program it is; `None`: longsplice or the kernel.
     pub fn peer(self) -> Option<Peer> {
         match self {
-            Variant::Filter | Variant::Nat => Some(Peer::Nft),
-            Variant::Haproxy => Some(Peer::Haproxy),
-            Variant::Nginx => Some(Peer::Nginx),
-            Variant::Socat => Some(Peer::Socat),
-            Variant::Dante => Some(Peer::Dante),
+            Filter | Nat => Some(Peer::Nft),
+            Haproxy => Some(Peer::Haproxy),
+            Nginx => Some(Peer::Nginx),
+            Socat => Some(Peer::Socat),
+            Dante => Some(Peer::Dante),
             _ => None,
         }
     }
@@ -227,5 +229,16 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.title())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn haproxy_speaks_no_socks() {
+        let socks = Cell { protocol: Protocol::Socks, ..Cell::BASE };
+        assert!(!Haproxy.serves(&socks) && Haproxy.serves(&Cell::BASE) && Spliced.serves(&socks));
     }
 }

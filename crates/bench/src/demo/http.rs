@@ -11,7 +11,7 @@ use longsplice::{Ask, Client};
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use serde_json::Value;
 use std::{
-    fs, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -42,7 +42,7 @@ pub fn tell(story: &Story) -> Result<()> {
     story.say("longsplice run --config FILE: one site, both servers in turn, bodies spliced from 512 KB on");
     story.say(&format!("{REQUESTS} requests over {CONNECTIONS} connections, every byte of every reply compared"));
     let load = Load::start(&site, plan());
-    let mut control = Client::connect(Some(&site.control()))?;
+    let mut control = site.control()?;
     while !load.ended() {
         story.pause(TELL)?;
         story.say(&counts(&mut control, &load)?);
@@ -50,7 +50,7 @@ pub fn tell(story: &Story) -> Result<()> {
     load.join()?;
     // The last connections have ended when their lines are in the log.
     let records = story.wait("the end of the access log", Duration::from_millis(20), || {
-        let log = fs::read_to_string(site.file(LOG))?;
+        let log = site.read(LOG)?;
         let records = log.lines().map(serde_json::from_str).collect::<std::result::Result<Vec<Value>, _>>();
         Ok(records.ok().filter(|r| r.len() >= REQUESTS))
     })?;

@@ -3,20 +3,21 @@
 use super::{
     super::{
         Result,
-        network::{self, PATIENCE, Packets, Pins},
-        programs::{control_socket, run_longsplice},
+        network::{PATIENCE, Packets, lab},
+        variant::Variant,
+        venue::{OURS, Venue as Common},
     },
     FEW,
 };
-use longsplice::{Ask, Client};
+use longsplice::Ask;
 use longsplice_datapath::map_size;
 use longsplice_engine::FlowState;
-use longsplice_lab::{ChildGuard, Family, Lab, process::wait_for, topology};
+use longsplice_lab::{Family, process::wait_for, topology};
 use std::{
     fmt::Write,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    ops::Deref,
     time::Duration,
 };
 
@@ -48,41 +49,42 @@ pub fn server(i: usize) -> SocketAddr {
     topology::SERVER.port(Family::V4, PORT + i as u16)
 }
 
-/// The proxy in its network. Fields are dropped in order.
+/// The proxy in its network.
 pub struct Venue {
-    /// The running longsplice.
-    pub proxy: ChildGuard,
-    pins: Pins,
+    common: Common,
     /// Number of flows that fit in its tables.
     pub room: usize,
-    control: PathBuf,
-    /// The network.
-    pub lab: Lab,
-    _dir: tempfile::TempDir,
+}
+
+impl Deref for Venue {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
 }
 
 impl Venue {
     pub fn set(connections: usize) -> Result<Venue> {
-        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let lab = network::lab(Packets::Large, false)?;
+        let mut common = Common::new(Variant::Released, lab(Packets::Large, false)?)?;
+        let forwarder = common.lab.forwarder.clone();
         for i in 0..connections.div_ceil(PER_CLIENT) {
-            lab.client.execute("ip", &["addr", "add", &format!("{}/24", client_address(i)), "dev", "c0"])?;
+            common.lab.client.execute("ip", &["addr", "add", &format!("{}/24", client_address(i)), "dev", "c0"])?;
         }
         for i in 0..SOURCES {
             let address = format!("{}/24", source_address(i));
-            lab.forwarder.execute("ip", &["addr", "add", &address, "dev", lab.server_device()])?;
+            forwarder.execute("ip", &["addr", "add", &address, "dev", common.lab.server_device()])?;
         }
-        let pins = Pins::of(&lab)?;
         let room = connections + connections / 20 + FEW;
         let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
         // tables for a million flows are zeroed first
-        let proxy = run_longsplice(&lab.forwarder, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
-        Ok(Venue { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
+        common.longsplice(&forwarder, OURS, &configuration(connections), &arguments, PATIENCE * 3)?;
+        Ok(Venue { common, room })
     }
 
     /// Waits until all flows are released.
     pub fn wait_released(&self) -> Result<()> {
-        let mut control = Client::connect(Some(&self.control))?;
+        let mut control = self.control(OURS)?;
         let mut one = |state| -> Result<Option<String>> {
             let answer = control.ask(Ask::Ls { after: 0, limit: Some(1), state: Some(state) })?;
             Ok(answer.get("flows").and_then(|f| f.get(0)).map(ToString::to_string))
@@ -107,7 +109,7 @@ impl Venue {
     /// Bytes of all pinned maps, as accounted for by the kernel.
     pub fn tables(&self) -> Result<u64> {
         // pins that are not maps are links, which take next to nothing
-        fs::read_dir(self.pins.folder())?.map(|entry| Ok(map_size(&entry?.path()).map_or(0, |size| size.bytes))).sum()
+        fs::read_dir(self.pinned())?.map(|entry| Ok(map_size(&entry?.path()).map_or(0, |size| size.bytes))).sum()
     }
 }
 

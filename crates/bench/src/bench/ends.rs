@@ -1,7 +1,7 @@
 //! Both ends of the transfers: a client and a server that speak HTTP/1.1, whatever is between them. A plug and a SOCKS
 //! connection carry one request each. Every byte of a body is checked ([`pattern`], with the length as the seed).
 
-use super::super::network;
+use super::network;
 use crate::cell::{Congestion, Direction};
 use longsplice_datapath::{SenderFacts, sender_facts};
 use longsplice_lab::{
@@ -99,6 +99,14 @@ impl Drop for Server {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+/// What was counted since then.
+pub fn minus(after: SenderFacts, before: SenderFacts) -> SenderFacts {
+    SenderFacts {
+        retransmitted: after.retransmitted.saturating_sub(before.retransmitted),
+        timeouts: after.timeouts.saturating_sub(before.timeouts),
     }
 }
 

@@ -1,25 +1,24 @@
-//! The network of a comparison: a lab with long and lossy links, a server, and what stands in the middle. One venue serves
+//! The network of long and lossy paths: links with delays and losses, a server, and what stands in the middle. One venue serves
 //! all cells: links change while nobody uses them.
 
 use super::{
-    super::{
-        Result,
-        network::{PATIENCE, PORT, Pins},
-        peers::Peer,
-        programs::{ask_for_proxies, control_socket, run_longsplice, when_ready},
-        variant::Variant,
-    },
+    Result,
     ends::{Client, Server},
+    network::{PATIENCE, PORT, listen},
+    peers::Peer,
+    variant::Variant,
+    venue::Venue,
 };
-use crate::cell::{Cell, Middle, Place, Protocol};
+use crate::cell::{Cell, Place, Protocol};
 use longsplice_lab::{
-    ChildGuard, Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape, process::wait_for, topology,
+    Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape, process::wait_for, topology,
 };
 use serde::Deserialize;
 use std::{
     fs, io,
-    net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    ops::Deref,
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
     time::Duration,
 };
@@ -40,42 +39,41 @@ const PROXIES: [&str; 2] = ["first", "second"];
 /// Their devices. Without being told, they would attach to those of the impairments as well.
 const DEVICES: [[&str; 2]; 2] = [["f0", "f1"], ["g0", "g1"]];
 
-/// A lab with one subject in the middle. Fields are dropped in order: programs before their namespaces.
-pub struct Venue {
-    /// What stands in the middle.
-    pub middle: Middle,
-    proxies: Vec<ChildGuard>,
-    /// What makes the client's host ask for a translucent proxy.
-    _host: Option<ChildGuard>,
-    _pins: Vec<Pins>,
+/// A lab with one subject in the middle.
+pub struct Far {
     links: Vec<(LinkDirection, Impairment)>,
+    /// Number of transfers of this cell that have lost packets.
+    rounds: AtomicU64,
     /// The server.
     pub server: Server,
-    /// The network.
-    pub lab: Lab,
-    dir: tempfile::TempDir,
+    venue: Venue,
 }
 
-impl Venue {
-    /// Sets up a venue; its links are short until [`Venue::prepare`].
-    pub fn set(middle: Middle, shape: Shape) -> Result<Venue> {
-        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let forwarding = middle == Middle::Routed || middle.translucent() > 0;
+impl Deref for Far {
+    type Target = Venue;
+
+    fn deref(&self) -> &Venue {
+        &self.venue
+    }
+}
+
+impl Far {
+    /// Sets up a venue; its links are short until [`Far::prepare`].
+    pub fn set(variant: Variant, shape: Shape) -> Result<Far> {
+        let forwarding = variant.routed() || variant.translucent() > 0;
         let lab = Lab::new(shape, Options { large_packets: false, forwarding, ..Options::default() })?;
-        let hosts = [&lab.forwarder, &lab.client].into_iter().chain(&lab.second);
-        let pins = hosts.map(Pins::at).collect::<Result<_>>()?;
         let listeners = lab.server.run(|| {
             Family::BOTH.map(|f| listen(topology::SERVER.port(f, PORT))).into_iter().collect::<io::Result<_>>()
         })?;
         let server = Server::start(listeners)?;
+        let mut venue = Venue::new(variant, lab)?;
         // Before the links are impaired: the programs on their devices are to see what has passed them.
-        let proxies = start(middle, &lab, dir.path())?;
-        let host = (middle.translucent() > 0).then(|| ask_for_proxies(&lab, "never")).transpose()?;
+        start(&mut venue)?;
         use LinkDirection::{FromClient, FromSecond, FromServer, ToClient, ToSecond, ToServer};
-        let between: &[_] = if lab.second.is_some() { &[FromSecond, ToSecond] } else { &[] };
+        let between: &[_] = if venue.lab.second.is_some() { &[FromSecond, ToSecond] } else { &[] };
         let links = [&[FromClient, ToClient, FromServer, ToServer], between].concat().into_iter();
-        let links = links.map(|way| Ok((way, lab.impair(way, Impair::NONE)?))).collect::<Result<_>>()?;
-        Ok(Venue { middle, proxies, _host: host, _pins: pins, links, server, lab, dir })
+        let links = links.map(|way| Ok((way, venue.lab.impair(way, Impair::NONE)?))).collect::<Result<_>>()?;
+        Ok(Far { venue, links, rounds: AtomicU64::new(0), server })
     }
 
     /// Makes the network that of a cell. Connections that exist are closed by the server.
@@ -93,15 +91,17 @@ impl Venue {
         for (way, link) in &self.links {
             link.change(impairment(cell, *way))?;
         }
+        self.rounds.store(0, Relaxed);
         Ok(())
     }
 
     /// Makes the links lose the same packets as in this round of the other venues, counted from now on.
-    pub fn lose(&self, cell: &Cell, round: usize) -> Result<()> {
+    pub fn lose(&self, cell: &Cell) -> Result<()> {
         if cell.loss > 0.0 {
             // The last connection may still be closing.
             thread::sleep(HANGING_UP);
-            for (seed, (way, link)) in (round as u64 * self.links.len() as u64..).zip(&self.links) {
+            let round = self.rounds.fetch_add(1, Relaxed);
+            for (seed, (way, link)) in (round * self.links.len() as u64..).zip(&self.links) {
                 link.restart(Impair { seed, ..impairment(cell, *way) })?;
             }
         }
@@ -112,7 +112,7 @@ impl Venue {
     pub fn connect(&self, cell: &Cell) -> io::Result<Client> {
         let family = cell.version.family();
         let server = topology::SERVER.port(family, PORT);
-        if self.middle == Middle::Routed || self.middle.translucent() > 0 {
+        if self.variant.to_server() {
             return Client::connect(server, None, cell.congestion);
         }
         let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
@@ -133,12 +133,12 @@ impl Venue {
         self.links.iter().map(|(_, link)| link.counters()).map(|c| c.overflowed + c.unsent).sum()
     }
 
-    /// Connects to longsplice's control socket.
+    /// Connects to the control socket of the first longsplice.
     pub fn control(&self) -> Result<longsplice::Client> {
-        Ok(longsplice::Client::connect(Some(&control_socket(&self.dir.path().join(PROXIES[0]))))?)
+        self.venue.control(PROXIES[0])
     }
 
-    /// Lengths of the access logs of longsplice, from which [`Venue::records`] is to read.
+    /// Lengths of the access logs of longsplice, from which [`Far::records`] is to read.
     pub fn logged(&self) -> [u64; 2] {
         PROXIES.map(|name| fs::metadata(self.log(name)).map_or(0, |log| log.len()))
     }
@@ -146,7 +146,7 @@ impl Venue {
     /// Waits until at least `count` records of each proxy follow after `from` in its access log, and returns them; fewer if
     /// they do not come in time. None for other programs.
     pub fn records(&self, from: &[u64; 2], count: usize) -> Vec<Record> {
-        if matches!(self.middle, Middle::Routed | Middle::Haproxy) {
+        if !self.variant.is_longsplice() {
             return Vec::new();
         }
         let new = |(name, from): (_, &u64)| {
@@ -154,20 +154,14 @@ impl Venue {
             let new = text.get(*from as usize..).unwrap_or_default();
             new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<Record>>()
         };
-        let read = || PROXIES.into_iter().zip(from).take(self.proxies.len()).map(new).collect::<Vec<_>>();
+        let read =
+            || PROXIES.into_iter().zip(from).take(self.variant.translucent().max(1)).map(new).collect::<Vec<_>>();
         let all = wait_for(Duration::from_secs(2), || Some(read()).filter(|all| all.iter().all(|l| l.len() >= count)));
         all.unwrap_or_else(read).concat()
     }
 
     fn log(&self, proxy: &str) -> PathBuf {
-        self.dir.path().join(proxy).join(LOG)
-    }
-
-    /// The last lines of the proxies' output.
-    pub fn last_words(&self) -> String {
-        let output = self.proxies.iter().map(ChildGuard::output).collect::<String>();
-        let lines: Vec<&str> = output.lines().rev().take(5).collect();
-        lines.iter().rev().map(|line| format!("\n  {line}")).collect()
+        self.path(proxy).join(LOG)
     }
 }
 
@@ -205,55 +199,34 @@ fn impairment(cell: &Cell, way: LinkDirection) -> Impair {
     }
 }
 
-fn listen(at: SocketAddr) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(at)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Vec<ChildGuard>> {
-    if middle == Middle::Routed {
-        return Ok(Vec::new());
+fn start(venue: &mut Venue) -> Result<()> {
+    let (variant, forwarder) = (venue.variant, venue.lab.forwarder.clone());
+    if variant.peer() == Some(Peer::Haproxy) {
+        return venue.peer(&forwarder, Peer::Haproxy, "haproxy", &haproxy_config(), HTTP_PORT);
     }
-    if middle == Middle::Haproxy {
-        let file = dir.join("haproxy.cfg");
-        fs::write(&file, haproxy_config())?;
-        let mut run = lab.forwarder.command(Peer::Haproxy.program());
-        let guard = ChildGuard::spawn(run.arg("-db").arg("-f").arg(&file))?.ended_gently();
-        return Ok(vec![when_ready(guard, |_| lab.forwarder.wait_listening(HTTP_PORT, PATIENCE))?]);
+    if !variant.is_longsplice() {
+        return Ok(());
     }
-    let mut arguments = vec!["--log-format", "json", "--access-log", LOG];
-    let splice = match middle {
-        Middle::Copied | Middle::TpotBasic | Middle::TpotPipelined | Middle::TpotTwo => Variant::Copy.splice(),
-        Middle::Once | Middle::TpotSpliced | Middle::TpotTwoSpliced => Variant::Spliced.splice(),
-        _ => None,
-    };
-    arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
-    let config = if middle.translucent() > 0 { translucent_config(middle) } else { longsplice_config(middle) };
-    let forwarders = [&lab.forwarder].into_iter().chain(&lab.second).take(middle.translucent().max(1));
-    let start = |((at, name), devices): ((&Namespace, &str), [&str; 2])| {
-        let dir = dir.join(name);
-        fs::create_dir(&dir)?;
-        let devices = devices.iter().flat_map(|device| ["--device", device]);
-        let arguments: Vec<_> = arguments.iter().copied().chain(devices).collect();
-        let guard = run_longsplice(at, &dir, &config, &arguments, PATIENCE)?;
-        let words = guard.output();
-        if words.contains("are copied, not spliced") {
-            return Err(format!("this machine cannot splice:\n{words}").into());
-        }
-        Ok(guard)
-    };
-    forwarders.zip(PROXIES).zip(DEVICES).map(start).collect()
+    let config = if variant.translucent() > 0 { translucent_config(variant) } else { longsplice_config(variant) };
+    let splice = variant.splice();
+    let forwarders: Vec<Namespace> = [forwarder].into_iter().chain(venue.lab.second.clone()).collect();
+    for ((at, name), devices) in forwarders.iter().zip(PROXIES).zip(DEVICES).take(variant.translucent().max(1)) {
+        let mut arguments = vec!["--log-format", "json", "--access-log", LOG];
+        arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
+        arguments.extend(devices.iter().flat_map(|device| ["--device", device]));
+        venue.longsplice(at, name, &config, &arguments, PATIENCE)?;
+    }
+    variant.udp().map_or(Ok(()), |udp| venue.ask_for_proxies(udp))
 }
 
 /// The configuration of longsplice: a plug, SOCKS and a reverse proxy, each for both IP versions.
-pub fn longsplice_config(middle: Middle) -> String {
-    let policy = match middle {
-        Middle::Once => "policy = { path = \"any\" }\n",
-        Middle::EndToEnd => "policy = { splice = \"at-once\" }\n",
+fn longsplice_config(variant: Variant) -> String {
+    let policy = match variant {
+        Variant::Spliced => "policy = { path = \"any\" }\n",
+        Variant::EndToEnd => "policy = { splice = \"at-once\" }\n",
         _ => "",
     };
-    let handshake = if middle == Middle::EndToEnd { "handshake = \"end-to-end\"\n" } else { "" };
+    let handshake = if variant == Variant::EndToEnd { "handshake = \"end-to-end\"\n" } else { "" };
     let mut text = String::new();
     for family in Family::BOTH {
         let own = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
@@ -272,20 +245,20 @@ pub fn longsplice_config(middle: Middle) -> String {
 }
 
 /// The configuration of longsplice as a translucent proxy.
-fn translucent_config(middle: Middle) -> String {
-    let handshake = if middle == Middle::TpotBasic { "basic" } else { "pipelined" };
-    let spliced = matches!(middle, Middle::TpotSpliced | Middle::TpotTwoSpliced);
+fn translucent_config(variant: Variant) -> String {
+    let handshake = if variant == Variant::TpotBasic { "basic" } else { "pipelined" };
+    let spliced = variant.is_spliced();
     let policy = if spliced { "policy = { path = \"any\" }\n" } else { "" };
     let keys = format!("protocol = \"tpot\"\nhandshake = \"{handshake}\"\n{policy}");
     let listeners = ["0.0.0.0", "[::]"].map(|any| format!("[[listener]]\nlisten = \"{any}:{PORT}\"\n{keys}")).concat();
-    match middle.translucent() {
+    match variant.translucent() {
         2 => format!("{listeners}[tpot]\nproxies = [\"10.77.0.0/16\", \"fd77::/16\"]\nports = {PORT}\n"),
         _ => listeners,
     }
 }
 
 /// The configuration of HAProxy.
-pub fn haproxy_config() -> String {
+fn haproxy_config() -> String {
     let mut text =
         "global\n  maxconn 4096\ndefaults\n  option splice-auto\n  http-reuse always\n  timeout connect 5s\n  \
                     timeout client 60s\n  timeout server 60s\n"
@@ -318,11 +291,11 @@ mod tests {
 
     #[test]
     fn listeners_are_told_apart_by_port() {
-        let config = longsplice_config(Middle::Once);
+        let config = longsplice_config(Variant::Spliced);
         assert_eq!(config.matches("[[listener]]").count(), 6);
         assert_eq!(config.matches("path = \"any\"").count(), 6, "{config}");
-        assert!(!longsplice_config(Middle::Default).contains("any"));
-        assert_eq!(longsplice_config(Middle::EndToEnd).matches("end-to-end").count(), 2, "plugs only");
+        assert!(!longsplice_config(Variant::Default).contains("any"));
+        assert_eq!(longsplice_config(Variant::EndToEnd).matches("end-to-end").count(), 2, "plugs only");
         assert_eq!(haproxy_config().matches("bind").count(), 4);
     }
 }
