@@ -5,8 +5,8 @@
 //! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define what
 //! is compared and what is measured. A [`venue`] is where: a [`network`], and in it longsplice or one of its [`peers`], or, for
 //! HTTP, a [`site`], or long links ([`far`]). [`segment`], [`ratio`], [`bulk`], [`rate`] (of [`objects`]), [`threshold`],
-//! [`http`] (by [`requests`]), [`switch`] (by [`driver`] and [`release`]), [`memory`], [`flood`] (with room from [`conntrack`]),
-//! [`million`] and [`wan`] (between its [`ends`]) are the measurements. [`machine`] measures the cost and detects
+//! [`http`], [`switch`] (by [`driver`] and [`release`]), [`memory`], [`flood`] (with room from [`conntrack`]),
+//! [`million`] and [`wan`] (both between [`ends`]) are the measurements. [`machine`] measures the cost and detects
 //! disturbances, [`counters`] packet sizes; [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] formats
 //! tables, and [`readme`] writes them into the documents.
 
@@ -14,23 +14,22 @@ mod bulk;
 mod conntrack;
 mod counters;
 mod driver;
-mod ends;
+pub(crate) mod ends;
 mod far;
 mod flood;
 mod http;
-mod machine;
+pub(crate) mod machine;
 mod memory;
 mod million;
 pub(crate) mod network;
 mod objects;
-mod peers;
+pub(crate) mod peers;
 mod plots;
 mod rate;
 mod ratio;
 mod readme;
 mod release;
 mod report;
-pub(crate) mod requests;
 mod results;
 mod rounds;
 mod segment;

@@ -8,6 +8,7 @@ mod tpot;
 
 use crate::{
     args::{DemoArgs, Show},
+    bench::venue::OURS,
     plot::{self, Leg, Switch},
     watch_interrupts,
 };
@@ -57,7 +58,7 @@ pub fn demo(args: &DemoArgs) -> Outcome {
     let mut story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
     let told = story.tell(&mut stage, &args.out);
     if told.is_err() {
-        let words = stage.proxy.output();
+        let words = stage.program()?.output();
         eprintln!("\nlast words of the proxy:");
         words.lines().rev().take(20).collect::<Vec<_>>().iter().rev().for_each(|l| eprintln!("  {l}"));
     }
@@ -113,15 +114,15 @@ impl Story {
             "nginx serves {} at {}/s, SHA-256 {}",
             longsplice::bytes(SIZE),
             longsplice::bytes(RATE),
-            short(&stage.digest)
+            short(&stage.ends)
         ));
+        let process = stage.program()?.pid();
         self.say(&format!(
-            "longsplice run --socks5 {} --splice {THRESHOLD}   (process {})",
+            "longsplice run --socks5 {} --splice {THRESHOLD}   (process {process})",
             stage::proxy_address(),
-            stage.proxy.pid()
         ));
         let taps = (Tap::start(&stage.lab.server, "s0")?, Tap::start(&stage.lab.client, "c0")?);
-        let mut client = Client::connect(Some(&stage.control))?;
+        let mut client = stage.control(OURS)?;
         let mut download = Download::start(&stage.lab, &["--socks5-hostname", &stage::proxy_address(), &stage::url()])?;
         self.say(&format!("curl --socks5-hostname {} {} | sha256sum", stage::proxy_address(), stage::url()));
 
@@ -133,10 +134,9 @@ impl Story {
         self.pause(WATCHED)?;
         self.compare("spliced", &spliced, &self.mark(stage, &download));
         drop(client);
-        stage.proxy.kill();
+        stage.program()?.kill();
         self.say(&format!(
-            "kill -9 {}   the proxy is gone, {} have arrived",
-            stage.proxy.pid(),
+            "kill -9 {process}   the proxy is gone, {} have arrived",
             longsplice::bytes(download.received())
         ));
 
@@ -145,17 +145,17 @@ impl Story {
         self.compare("without it", &killed, &self.mark(stage, &download));
         let received = download.received();
         let digest = download.digest()?;
-        if digest != stage.digest {
+        if digest != stage.ends {
             return Err(format!(
                 "{} arrived, but with SHA-256 {digest}, not {}",
                 longsplice::bytes(received),
-                stage.digest
+                stage.ends
             )
             .into());
         }
         self.say(&format!("complete: {}, SHA-256 {} as served", longsplice::bytes(received), short(&digest)));
         self.draw(&traces, switch, out)?;
-        stage.longsplice(&["stop", "--flush"])?;
+        stage.ask(&stage.lab.forwarder, OURS, &["stop", "--flush"])?;
         self.say("longsplice stop --flush   nothing is left in the kernel");
         Ok(())
     }

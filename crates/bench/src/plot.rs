@@ -5,6 +5,7 @@ use longsplice_lab::trace::{Packet, Trace};
 use plotters::{coord::Shift, prelude::*};
 use std::{net::SocketAddr, path::Path, time::Duration};
 
+const TEXT: (&str, i32) = ("sans-serif", 13);
 /// Maximum number of points: more look like one line, and make a slow plot.
 const POINTS: usize = 4000;
 const SERVER: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
@@ -126,13 +127,17 @@ pub fn panel(
             .label(format!("{name}: segments"))
             .legend(move |(x, y)| Circle::new((x + 6, y), size, style));
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .label_font(("sans-serif", 14))
-        .draw()?;
+    legend(&mut chart, SeriesLabelPosition::UpperLeft)
+}
+
+/// Draws the legend.
+pub fn legend<'a, X: Ranged + 'a, Y: Ranged + 'a>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    position: SeriesLabelPosition,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut labels = chart.configure_series_labels();
+    labels.position(position).background_style(WHITE.mix(0.85));
+    labels.border_style(BLACK.mix(0.3)).label_font(TEXT).draw()?;
     Ok(())
 }
 

@@ -105,7 +105,7 @@ pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
     let mut threads = Vec::new();
     for Pair { client, server } in pairs {
         let (stop, received) = (stop.clone(), received.clone());
-        threads.push(thread::spawn(move || send(server, &stop)));
+        threads.push(thread::spawn(move || send(server, &stop, Duration::ZERO)));
         threads.push(thread::spawn(move || receive(client, &received)));
     }
     // On a busy machine, or after a retransmission timeout, no byte may arrive for longer than a short measurement lasts.
@@ -126,10 +126,14 @@ pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
     Ok((bytes, cost))
 }
 
-fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {
+/// Sends blocks, with a pause after each, until it is told to stop and the client has everything.
+pub fn send(mut to: TcpStream, stop: &AtomicBool, pause: Duration) -> io::Result<()> {
     let block = vec![0x55; BLOCK];
     while !stop.load(Relaxed) {
         to.write_all(&block)?;
+        if !pause.is_zero() {
+            thread::sleep(pause);
+        }
     }
     to.shutdown(Shutdown::Write)?;
     // The client closes when it has everything. The socket must stay
@@ -137,7 +141,8 @@ fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {
     to.read(&mut [0]).map(drop)
 }
 
-fn receive(mut from: TcpStream, received: &AtomicU64) -> io::Result<()> {
+/// Reads everything, and counts it.
+pub fn receive(mut from: TcpStream, received: &AtomicU64) -> io::Result<()> {
     let mut block = vec![0; BLOCK];
     loop {
         match from.read(&mut block)? {

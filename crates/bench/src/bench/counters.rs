@@ -45,7 +45,7 @@ pub struct FromServer {
 impl FromServer {
     /// Reads the counters. The kernel counts packets that it receives or routes, the data path those that it forwards
     /// before. Packets from the client are subtracted: they are acknowledgements, which are never coalesced.
-    pub fn so_far(venue: &Venue) -> Result<FromServer> {
+    pub fn so_far<E>(venue: &Venue<E>) -> Result<FromServer> {
         let lab = &venue.lab;
         let [client, server] = [lab.client_device(), lab.server_device()].map(|name| Device::of(&lab.forwarder, name));
         let routed = lab.forwarder.counter("Ip", "InReceives").ok_or("no InReceives in /proc/net/snmp")?;
@@ -61,7 +61,7 @@ impl FromServer {
 }
 
 /// Packets forwarded by longsplice's data path, in both directions.
-fn forwarded(venue: &Venue) -> Result<u64> {
+fn forwarded<E>(venue: &Venue<E>) -> Result<u64> {
     let answer = venue.control(OURS)?.ask(Ask::Counters)?;
     let verdict = |name: &str| answer["verdicts"][name].as_u64();
     let all: Option<u64> = ["forwarded", "forwarded-slow", "forwarded-early"].into_iter().map(verdict).sum();
@@ -77,7 +77,7 @@ pub struct Flows {
 
 impl Flows {
     /// Those of the only longsplice of a venue.
-    pub fn of(venue: &Venue) -> Result<Flows> {
+    pub fn of<E>(venue: &Venue<E>) -> Result<Flows> {
         if !venue.variant.is_longsplice() {
             return Ok(Flows::default());
         }

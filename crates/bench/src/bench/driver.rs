@@ -1,6 +1,6 @@
 //! Drives the engine's core for one flow, as the task and the keeper do, and takes the times of the calls of a switch.
 
-use super::Result;
+use super::{Result, results::Figure};
 use longsplice_datapath::{
     CommitOptions, Datapath, FreezeOptions, Half, Pair, Phase, Side, Switched, Tuple, monotonic,
 };
@@ -9,6 +9,7 @@ use longsplice_engine::{
     core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
 };
 use std::{
+    collections::BTreeMap,
     io,
     time::{Duration, Instant},
 };
@@ -19,23 +20,33 @@ pub const DWELL: Duration = Duration::from_millis(1);
 /// Bytes per read and write.
 pub const BLOCK: usize = 64 << 10;
 
-/// Times in microseconds.
+/// The microseconds of each call, cycle by cycle.
 #[derive(Default)]
-pub struct Times {
-    pub freeze: Vec<f64>,
-    pub drain: Vec<f64>,
-    pub commit: Vec<f64>,
-    pub unsplice: Vec<f64>,
-    pub release: Vec<f64>,
-    pub recreate: Vec<f64>,
-}
+pub struct Times(pub BTreeMap<Figure, Vec<f64>>);
 
-/// Runs a call and records its duration.
-pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
-    let began = Instant::now();
-    let done = call();
-    times.push(began.elapsed().as_secs_f64() * 1e6);
-    done
+impl Times {
+    /// Runs a call and records its duration.
+    pub fn of<T>(&mut self, figure: Figure, call: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let done = call();
+        self.since(figure, began);
+        done
+    }
+
+    /// Records the time since then.
+    pub fn since(&mut self, figure: Figure, began: Instant) {
+        self.0.entry(figure).or_default().push(began.elapsed().as_secs_f64() * 1e6);
+    }
+
+    /// Forgets the last call: data not yet acknowledged by the hosts belongs to the last switch.
+    pub fn forget(&mut self, figure: Figure) {
+        self.0.entry(figure).or_default().pop();
+    }
+
+    /// Number of splices.
+    pub fn cycles(&self) -> usize {
+        self.0.get(&Figure::Freeze).map_or(0, Vec::len)
+    }
 }
 
 /// Drives the engine's core for one flow with these legs.
@@ -90,7 +101,7 @@ impl Driver<'_> {
                 Action::Freeze { .. } => {
                     let halves = self.halves();
                     let freeze = || self.datapath.freeze(halves.each_ref(), FreezeOptions::default());
-                    let frozen = timed(&mut times.freeze, freeze);
+                    let frozen = times.of(Figure::Freeze, freeze);
                     began = Instant::now();
                     Event::Frozen(frozen.map(Box::new))
                 }
@@ -102,17 +113,16 @@ impl Driver<'_> {
                     tokio::task::yield_now().await;
                     Event::Told
                 }
-                // Data not yet acknowledged by the hosts belongs to the last switch.
                 Action::Wait => {
-                    times.freeze.pop();
+                    times.forget(Figure::Freeze);
                     tokio::task::yield_now().await;
                     return Ok(());
                 }
                 Action::Look => Event::Looked(self.datapath.look(legs.each_ref()).map(Box::new)),
                 Action::Commit { at, most } => {
-                    times.drain.push(began.elapsed().as_secs_f64() * 1e6);
+                    times.since(Figure::Drain, began);
                     let commit = || self.datapath.commit(legs.each_ref(), &at, most, CommitOptions::default());
-                    Event::Committed(timed(&mut times.commit, commit).map(Box::new))
+                    Event::Committed(times.of(Figure::Commit, commit).map(Box::new))
                 }
                 Action::Keep => break,
                 other => return Err(format!("a splice of the bench does not go on: {other:?}").into()),
@@ -126,7 +136,7 @@ impl Driver<'_> {
         let Action::Unsplice { .. } = self.on(Event::Seen(Box::new(Seen { why, paths, legs: None }))) else {
             return Err("the flow is not taken back".into());
         };
-        let at = timed(&mut times.unsplice, || self.datapath.unsplice(legs.each_ref())).map(Box::new);
+        let at = times.of(Figure::Unsplice, || self.datapath.unsplice(legs.each_ref())).map(Box::new);
         let Action::Attend = self.on(Event::Unspliced { at, client_reset: false }) else {
             return Err("the flow has ended".into());
         };

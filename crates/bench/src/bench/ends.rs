@@ -1,7 +1,8 @@
-//! Both ends of the transfers: a client and a server that speak HTTP/1.1, whatever is between them. A plug and a SOCKS
-//! connection carry one request each. Every byte of a body is checked ([`pattern`], with the length as the seed).
+//! Both ends of HTTP transfers: a client and a server that speak HTTP/1.1, whatever is between them. A plug and a SOCKS
+//! connection carry one request each. Every byte of a body is checked ([`pattern`], with the length as the seed), or with
+//! [`Client::quickly`] some bytes of each read.
 
-use super::network;
+use super::{network, venue};
 use crate::cell::{Congestion, Direction};
 use longsplice_datapath::{SenderFacts, sender_facts};
 use longsplice_lab::{
@@ -21,8 +22,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes per write and read.
+/// Bytes per write and read over a long path.
 const BLOCK: usize = 64 << 10;
+/// Bytes per read of a client that requests as fast as it can: wrk reads 8 KB, and would cost more than what is measured.
+const LARGE: usize = 256 << 10;
+/// Bytes that such a client compares at each end of a read.
+const LOOK: usize = 32;
 /// Maximum length of a head.
 const HEAD: usize = 4 << 10;
 /// Time limit of a transfer: one that takes longer counts as having taken this long.
@@ -121,7 +126,7 @@ fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Serv
         let Ok(Some(stream)) = network::accept(listener, LOOK) else { continue };
         let shared = Arc::clone(shared);
         thread::spawn(move || {
-            let Ok(other) = stream.try_clone() else { return };
+            let (Ok(other), Ok(served)) = (stream.try_clone(), stream.try_clone()) else { return };
             let number = {
                 let mut shared = lock(&shared);
                 shared.connections += 1;
@@ -129,7 +134,7 @@ fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Serv
                 shared.live.insert(number, other);
                 number
             };
-            let _ = serve(&stream, &shared);
+            let _ = serve(served, &shared);
             let mut shared = lock(&shared);
             shared.live.remove(&number);
             shared.ended = plus(shared.ended, sender_facts(&stream).unwrap_or_default());
@@ -138,9 +143,8 @@ fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Serv
 }
 
 /// Answers requests until the client ends the connection.
-fn serve(stream: &TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let mut peer = Peer { stream, block: vec![0; BLOCK], filled: 0, deadline: None };
+fn serve(stream: TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
+    let mut peer = Peer::new(stream, BLOCK)?;
     while let Some(head) = peer.head()? {
         if let Some(path) = head.strip_prefix("GET /") {
             let size = path.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(|| wrong("no size"))?;
@@ -148,7 +152,7 @@ fn serve(stream: &TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
             peer.send(&head, size)?;
         } else {
             let size = content_length(&head)?;
-            peer.receive(size)?;
+            peer.receive(size, 0, size)?;
             lock(shared).uploaded = Some(Instant::now());
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 0)?;
         }
@@ -158,11 +162,25 @@ fn serve(stream: &TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
 
 /// A client's connection.
 pub struct Client {
-    stream: TcpStream,
+    peer: Peer,
     host: SocketAddr,
 }
 
 impl Client {
+    /// Connects over a short path, directly or to a reverse proxy.
+    pub fn near(host: SocketAddr) -> io::Result<Client> {
+        let stream = venue::connect(host)?;
+        Ok(Client {
+            peer: Peer { stream, block: vec![0; LARGE], from: 0, until: 0, look: usize::MAX, deadline: None },
+            host,
+        })
+    }
+
+    /// From now on, only some bytes of each read are compared.
+    pub fn quickly(&mut self) {
+        self.peer.look = LOOK;
+    }
+
     /// Connects within [`LIMIT`]. Must be called in the client's namespace. With a SOCKS proxy at
     /// `to`, `target` is the address to ask for. A proxy's server may be slow to connect to, and its answer is awaited.
     pub fn connect(to: SocketAddr, target: Option<SocketAddr>, congestion: Congestion) -> io::Result<Client> {
@@ -171,64 +189,65 @@ impl Client {
             Some(target) => socks5_connect(to, target, &script)?,
             None => connect(to, &script)?,
         };
-        stream.set_nodelay(true)?;
-        Ok(Client { stream, host: to })
+        Ok(Client { peer: Peer::new(stream, BLOCK)?, host: to })
     }
 
     /// Transfers an object. Returns when its last byte has arrived, for an upload as far as the client can tell, or `None` if
     /// it has not by the deadline; then the connection is of no further use.
-    pub fn transfer(&self, direction: Direction, size: u64, deadline: Instant) -> io::Result<Option<Instant>> {
-        match self.try_transfer(direction, size, deadline) {
+    pub fn transfer(&mut self, direction: Direction, size: u64, deadline: Instant) -> io::Result<Option<Instant>> {
+        self.peer.deadline = Some(deadline);
+        let done = match direction {
+            Direction::Down => self.get(size),
+            Direction::Up => self.put(size),
+        };
+        match done {
             Err(e) if Instant::now() >= deadline && is_timeout(&e) => Ok(None),
-            other => other.map(Some),
+            other => other.map(|()| Some(Instant::now())),
         }
     }
 
-    fn try_transfer(&self, direction: Direction, size: u64, deadline: Instant) -> io::Result<Instant> {
-        let mut peer = Peer { stream: &self.stream, block: vec![0; BLOCK], filled: 0, deadline: Some(deadline) };
-        let host = self.host;
-        match direction {
-            Direction::Down => peer.send(&format!("GET /{size} HTTP/1.1\r\nHost: {host}\r\n\r\n"), 0)?,
-            Direction::Up => {
-                let head = format!("PUT / HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n\r\n");
-                peer.send(&head, size)?;
-            }
-        }
-        let head = peer.head()?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        if !head.starts_with("HTTP/1.1 200 ") {
-            return Err(wrong(&head));
-        }
-        let body = content_length(&head)?;
-        if body != if direction == Direction::Down { size } else { 0 } {
-            return Err(wrong(&head));
-        }
-        peer.receive(body)?;
-        Ok(Instant::now())
+    /// Requests the object of this size, and checks it.
+    pub fn get(&mut self, size: u64) -> io::Result<()> {
+        let head = format!("GET /{size} HTTP/1.1\r\nHost: {}\r\n\r\n", self.host);
+        self.peer.send(&head, 0)?;
+        self.reply(size)?;
+        self.peer.receive(size, 0, size).map(drop)
+    }
+
+    fn put(&mut self, size: u64) -> io::Result<()> {
+        let head = format!("PUT / HTTP/1.1\r\nHost: {}\r\nContent-Length: {size}\r\n\r\n", self.host);
+        self.peer.send(&head, size)?;
+        self.reply(0)
+    }
+
+    /// Reads the head of a reply with a body of this size.
+    fn reply(&mut self, size: u64) -> io::Result<()> {
+        let head = self.peer.head()?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let right = head.starts_with("HTTP/1.1 200 ") && content_length(&head)? == size;
+        if right { Ok(()) } else { Err(wrong(&head)) }
     }
 
     /// The same as a download, but the client reads no more than this many bytes per second.
-    pub fn read_slowly(&self, size: u64, per_second: u64) -> io::Result<()> {
+    pub fn read_slowly(&mut self, size: u64, per_second: u64) -> io::Result<()> {
         const STEP: Duration = Duration::from_millis(50);
-        let mut peer = Peer { stream: &self.stream, block: vec![0; BLOCK], filled: 0, deadline: None };
-        let host = self.host;
-        peer.send(&format!("GET /{size} HTTP/1.1\r\nHost: {host}\r\n\r\n"), 0)?;
-        let head = peer.head()?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let head = format!("GET /{size} HTTP/1.1\r\nHost: {}\r\n\r\n", self.host);
+        self.peer.send(&head, 0)?;
+        self.reply(size)?;
         let (began, mut at) = (Instant::now(), 0);
-        let size = content_length(&head)?;
         while at < size {
             let due = (began.elapsed().as_secs_f64() * per_second as f64) as u64;
             let most = due.min(size).saturating_sub(at);
             if most == 0 {
                 thread::sleep(STEP);
             }
-            at = peer.receive_part(size, at, at + most)?;
+            at = self.peer.receive(size, at, at + most)?;
         }
         Ok(())
     }
 
     /// What the kernel has counted for this connection.
     pub fn facts(&self) -> SenderFacts {
-        sender_facts(&self.stream).unwrap_or_default()
+        sender_facts(&self.peer.stream).unwrap_or_default()
     }
 }
 
@@ -252,57 +271,64 @@ fn content_length(head: &str) -> io::Result<u64> {
     }
 }
 
-/// The other side of a connection, with the bytes that were read and not used yet.
-struct Peer<'a> {
-    stream: &'a TcpStream,
+/// A connection, with the bytes that were read and not used yet: those of the block in `from..until`.
+struct Peer {
+    stream: TcpStream,
     block: Vec<u8>,
-    filled: usize,
+    from: usize,
+    until: usize,
+    /// Number of bytes compared at each end of a read.
+    look: usize,
     deadline: Option<Instant>,
 }
 
-impl Peer<'_> {
+impl Peer {
+    /// Over a long path.
+    fn new(stream: TcpStream, block: usize) -> io::Result<Peer> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(3 * LIMIT))?;
+        stream.set_write_timeout(Some(3 * LIMIT))?;
+        Ok(Peer { stream, block: vec![0; block], from: 0, until: 0, look: usize::MAX, deadline: None })
+    }
+
     /// Reads a head; `None` if the connection has ended before it.
     fn head(&mut self) -> io::Result<Option<String>> {
         const END: &[u8] = b"\r\n\r\n";
         loop {
-            if let Some(at) = self.block[..self.filled].windows(END.len()).position(|w| w == END) {
+            let filled = &self.block[self.from..self.until];
+            if let Some(at) = filled.windows(END.len()).position(|w| w == END) {
                 let end = at + END.len();
-                let head = String::from_utf8_lossy(&self.block[..end]).into_owned();
-                self.block.copy_within(end..self.filled, 0);
-                self.filled -= end;
+                let head = String::from_utf8_lossy(&filled[..end]).into_owned();
+                self.from += end;
                 return Ok(Some(head));
             }
-            if self.filled > HEAD {
+            if filled.len() > HEAD {
                 return Err(wrong("a head without an end"));
             }
-            match self.read(BLOCK)? {
-                0 if self.filled == 0 => return Ok(None),
+            let empty = filled.is_empty();
+            match self.read(usize::MAX)? {
+                0 if empty => return Ok(None),
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => self.filled += n,
+                _ => {}
             }
         }
     }
 
-    /// Reads and checks a body.
-    fn receive(&mut self, size: u64) -> io::Result<()> {
-        self.receive_part(size, 0, size).map(drop)
-    }
-
     /// Reads and checks the bytes of a body from `at` to `until`. Returns the position.
-    fn receive_part(&mut self, size: u64, mut at: u64, until: u64) -> io::Result<u64> {
+    fn receive(&mut self, size: u64, mut at: u64, until: u64) -> io::Result<u64> {
         while at < until {
-            let most = BLOCK.min((until - at) as usize);
-            if self.filled == 0 {
-                match self.read(most)? {
-                    0 => return Err(io::Error::other(format!("{at} of {size} bytes arrived"))),
-                    n => self.filled = n,
-                }
+            let most = usize::try_from(until - at).unwrap_or(usize::MAX);
+            if self.from == self.until && self.read(most)? == 0 {
+                return Err(io::Error::other(format!("{at} of {size} bytes arrived")));
             }
-            let n = self.filled.min(most);
-            pattern::check(size, at, &self.block[..n]).map_err(|m| io::Error::other(m.to_string()))?;
-            self.block.copy_within(n..self.filled, 0);
-            self.filled -= n;
-            at += n as u64;
+            let part = &self.block[self.from..self.until.min(self.from.saturating_add(most))];
+            let edge = self.look.min(part.len());
+            let tail = (part.len() - edge).max(edge);
+            for (offset, some) in [(0, &part[..edge]), (tail, &part[tail..])] {
+                pattern::check(size, at + offset as u64, some).map_err(|m| io::Error::other(m.to_string()))?;
+            }
+            self.from += part.len();
+            at += part.len() as u64;
         }
         Ok(at)
     }
@@ -313,7 +339,7 @@ impl Peer<'_> {
         let mut at = 0;
         loop {
             self.limit(TcpStream::set_write_timeout)?;
-            (&mut &*self.stream).write_all(&out)?;
+            self.stream.write_all(&out)?;
             let n = (size - at).min(BLOCK as u64);
             if n == 0 {
                 return Ok(());
@@ -324,19 +350,30 @@ impl Peer<'_> {
         }
     }
 
+    /// Reads at most so many bytes, as far as the block has room.
     fn read(&mut self, most: usize) -> io::Result<usize> {
         self.limit(TcpStream::set_read_timeout)?;
-        let end = self.block.len().min(self.filled + most);
-        (&mut &*self.stream).read(&mut self.block[self.filled..end])
+        if self.from == self.until {
+            (self.from, self.until) = (0, 0);
+        }
+        if self.until == self.block.len() {
+            self.block.copy_within(self.from.., 0);
+            (self.from, self.until) = (0, self.until - self.from);
+        }
+        let end = self.block.len().min(self.until.saturating_add(most));
+        let n = self.stream.read(&mut self.block[self.until..end])?;
+        self.until += n;
+        Ok(n)
     }
 
     /// Limits the next call to the time that is left.
     fn limit(&self, set: fn(&TcpStream, Option<Duration>) -> io::Result<()>) -> io::Result<()> {
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) {
-            return Err(io::ErrorKind::TimedOut.into());
+        match left {
+            None => Ok(()),
+            Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
+            left => set(&self.stream, left),
         }
-        set(self.stream, left.or(Some(3 * LIMIT)))
     }
 }
 
@@ -358,7 +395,7 @@ mod tests {
         let at = listener.local_addr().unwrap();
         let server = Server::start(vec![listener]).unwrap();
         server.set_congestion(Congestion::Reno).unwrap();
-        let client = Client::connect(at, None, Congestion::Reno).unwrap();
+        let mut client = Client::connect(at, None, Congestion::Reno).unwrap();
         let deadline = Instant::now() + LIMIT;
         for size in [1, 1000, 300_001] {
             assert!(client.transfer(Direction::Down, size, deadline).unwrap().is_some());
@@ -367,5 +404,11 @@ mod tests {
         client.read_slowly(100_000, 10_000_000).unwrap();
         assert_eq!(client.transfer(Direction::Down, 1, Instant::now()).unwrap(), None, "too late");
         assert_eq!(server.facts().timeouts, 0);
+        let mut quick = Client::near(at).unwrap();
+        for size in [0, 1, 63, 64, 65, 1_000_000] {
+            quick.get(size).unwrap();
+            quick.quickly();
+        }
+        assert!(quick.put(10).is_ok() && quick.get(10).is_ok());
     }
 }

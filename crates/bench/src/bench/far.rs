@@ -4,7 +4,7 @@
 use super::{
     Result,
     ends::{Client, Server},
-    network::{PATIENCE, PORT, listen},
+    network::{PORT, listen},
     peers::Peer,
     variant::Variant,
     venue::Venue,
@@ -16,7 +16,6 @@ use longsplice_lab::{
 use serde::Deserialize;
 use std::{
     fs, io,
-    ops::Deref,
     path::PathBuf,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
@@ -35,26 +34,20 @@ const HANGING_UP: Duration = Duration::from_millis(600);
 /// Name of the access log.
 const LOG: &str = "access.log";
 /// Directories of the files of two proxies. One has the first.
-const PROXIES: [&str; 2] = ["first", "second"];
+pub const PROXIES: [&str; 2] = ["first", "second"];
 /// Their devices. Without being told, they would attach to those of the impairments as well.
 const DEVICES: [[&str; 2]; 2] = [["f0", "f1"], ["g0", "g1"]];
 
 /// A lab with one subject in the middle.
-pub struct Far {
+pub type Far = Venue<Links>;
+
+/// Impaired links, and the server behind them.
+pub struct Links {
     links: Vec<(LinkDirection, Impairment)>,
     /// Number of transfers of this cell that have lost packets.
     rounds: AtomicU64,
     /// The server.
     pub server: Server,
-    venue: Venue,
-}
-
-impl Deref for Far {
-    type Target = Venue;
-
-    fn deref(&self) -> &Venue {
-        &self.venue
-    }
 }
 
 impl Far {
@@ -73,7 +66,7 @@ impl Far {
         let between: &[_] = if venue.lab.second.is_some() { &[FromSecond, ToSecond] } else { &[] };
         let links = [&[FromClient, ToClient, FromServer, ToServer], between].concat().into_iter();
         let links = links.map(|way| Ok((way, venue.lab.impair(way, Impair::NONE)?))).collect::<Result<_>>()?;
-        Ok(Far { venue, links, rounds: AtomicU64::new(0), server })
+        Ok(venue.with(Links { links, rounds: AtomicU64::new(0), server }))
     }
 
     /// Makes the network that of a cell. Connections that exist are closed by the server.
@@ -81,17 +74,17 @@ impl Far {
         if cell.distance.place == Place::Thirds && self.lab.second.is_none() {
             return Err(format!("{}: `wan` has two links; use `tpot`, or write c, s or b", cell.distance).into());
         }
-        if self.server.hang_up() {
+        if self.ends.server.hang_up() {
             thread::sleep(HANGING_UP);
         }
-        self.server.set_congestion(cell.congestion)?;
+        self.ends.server.set_congestion(cell.congestion)?;
         for forwarder in [&self.lab.forwarder].into_iter().chain(&self.lab.second) {
             forwarder.sysctl("net.ipv4.tcp_congestion_control", cell.congestion.of_forwarder())?;
         }
-        for (way, link) in &self.links {
+        for (way, link) in &self.ends.links {
             link.change(impairment(cell, *way))?;
         }
-        self.rounds.store(0, Relaxed);
+        self.ends.rounds.store(0, Relaxed);
         Ok(())
     }
 
@@ -100,8 +93,8 @@ impl Far {
         if cell.loss > 0.0 {
             // The last connection may still be closing.
             thread::sleep(HANGING_UP);
-            let round = self.rounds.fetch_add(1, Relaxed);
-            for (seed, (way, link)) in (round * self.links.len() as u64..).zip(&self.links) {
+            let round = self.ends.rounds.fetch_add(1, Relaxed);
+            for (seed, (way, link)) in (round * self.ends.links.len() as u64..).zip(&self.ends.links) {
                 link.restart(Impair { seed, ..impairment(cell, *way) })?;
             }
         }
@@ -130,12 +123,7 @@ impl Far {
 
     /// Packets dropped because a queue was full, or that the lab could not send.
     pub fn dropped(&self) -> u64 {
-        self.links.iter().map(|(_, link)| link.counters()).map(|c| c.overflowed + c.unsent).sum()
-    }
-
-    /// Connects to the control socket of the first longsplice.
-    pub fn control(&self) -> Result<longsplice::Client> {
-        self.venue.control(PROXIES[0])
+        self.ends.links.iter().map(|(_, link)| link.counters()).map(|c| c.overflowed + c.unsent).sum()
     }
 
     /// Lengths of the access logs of longsplice, from which [`Far::records`] is to read.
@@ -214,7 +202,7 @@ fn start(venue: &mut Venue) -> Result<()> {
         let mut arguments = vec!["--log-format", "json", "--access-log", LOG];
         arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
         arguments.extend(devices.iter().flat_map(|device| ["--device", device]));
-        venue.longsplice(at, name, &config, &arguments, PATIENCE)?;
+        venue.longsplice(at, name, &config, &arguments)?;
     }
     variant.udp().map_or(Ok(()), |udp| venue.ask_for_proxies(udp))
 }

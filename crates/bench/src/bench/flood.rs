@@ -11,7 +11,7 @@ use super::{
     segment::on_one_cpu,
     subject::Subject,
     variant::Variant,
-    venue::{Venue as Common, load_rules, ruleset},
+    venue::{Venue, load_rules, ruleset},
 };
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple};
 use longsplice_lab::{
@@ -53,8 +53,8 @@ pub fn measure(bench: &Bench, flows: &[u32]) -> Result<Vec<Case>> {
 
 fn case(bench: &Bench, flows: u32) -> Result<Case> {
     let subject = Subject::Flood { flows };
-    let mut venues = bench.venues(&VARIANTS, |v| Venue::set(v, flows))?;
-    bench.rounds(subject, &VARIANTS, |v| venues.of_mut(v)?.run(bench.seconds))
+    let mut venues = bench.venues(&VARIANTS, |v| Flooded::flooded(v, flows))?;
+    bench.rounds(subject, &VARIANTS, |v| venues.of_mut(v)?.flood(bench.seconds))
 }
 
 /// Address translation like a plug: packets to the proxy's address go to the server. Unlike masquerading, it keeps the
@@ -67,18 +67,20 @@ pub fn translation() -> String {
     )
 }
 
-/// A lab with one variant in the middle. Fields are dropped in order.
-struct Venue {
+/// A lab with one variant in the middle.
+type Flooded = Venue<Generator>;
+
+/// What makes the packets, and what forwards and tracks them.
+struct Generator {
     flood: Flood,
     datapath: Option<Datapath>,
-    common: Common,
     _room: Option<conntrack::Room>,
 }
 
-impl Venue {
-    fn set(variant: Variant, flows: u32) -> Result<Venue> {
-        let common = Common::new(variant, network::lab(network::Packets::Large, variant.routed())?)?;
-        let lab = &common.lab;
+impl Flooded {
+    fn flooded(variant: Variant, flows: u32) -> Result<Flooded> {
+        let venue = Venue::new(variant, network::lab(network::Packets::Large, variant.routed())?)?;
+        let lab = &venue.lab;
         let (mut datapath, mut room) = (None, None);
         match variant {
             Variant::Tcx => datapath = Some(splice(lab, flows, Options::default(), legs)?),
@@ -106,7 +108,7 @@ impl Venue {
         let to_server = variant.to_server() && variant != Variant::Nat;
         let target = v4(if to_server { network::server() } else { network::proxy() });
         let flood = Flood::new(lab, Aim { flows, target, arrives_at: network::server().port() })?;
-        let mut venue = Venue { flood, datapath, common, _room: room };
+        let mut venue = venue.with(Generator { flood, datapath, _room: room });
         if variant == Variant::Nat {
             venue.meet(flows)?;
         }
@@ -118,8 +120,8 @@ impl Venue {
         let enough = (f64::from(flows) * (1.0 - LOSS)).ceil() as u64;
         let began = Instant::now();
         loop {
-            let run = self.flood.run(WARM_UP)?;
-            let known = conntrack::tracked(&self.common.lab.forwarder)?;
+            let run = self.ends.flood.run(WARM_UP)?;
+            let known = conntrack::tracked(&self.lab.forwarder)?;
             if known >= enough {
                 return Ok(());
             }
@@ -129,15 +131,15 @@ impl Venue {
         }
     }
 
-    fn run(&mut self, seconds: f64) -> Result<Run> {
-        let first = self.flood.run(WARM_UP)?;
+    fn flood(&mut self, seconds: f64) -> Result<Run> {
+        let first = self.ends.flood.run(WARM_UP)?;
         if first.arrived == 0 {
             return Err(format!("nothing arrives; {}", self.verdicts()).into());
         }
         let watch = Watch::start();
-        let flooded = self.flood.run(Duration::from_secs_f64(seconds))?;
+        let flooded = self.ends.flood.run(Duration::from_secs_f64(seconds))?;
         let mut cost = watch.stop();
-        if self.flood.wrong()? > 0 {
+        if self.ends.flood.wrong()? > 0 {
             return Err("packets arrive with wrong checksums".into());
         }
         let lost = 1.0 - flooded.arrived as f64 / flooded.sent.max(1) as f64;
@@ -145,12 +147,12 @@ impl Venue {
         cost.disturbed = loss.or(cost.disturbed);
         cost.seconds = flooded.elapsed.as_secs_f64();
         let nanos = flooded.cpu.as_nanos() as f64 / flooded.arrived.max(1) as f64;
-        Ok(Run::new(self.common.variant, cost, flooded.arrived as f64, nanos, nanos / 1e3))
+        Ok(Run::new(self.variant, cost, flooded.arrived as f64, nanos, nanos / 1e3))
     }
 
     /// The data path's verdict counters.
     fn verdicts(&self) -> String {
-        let all = self.datapath.as_ref().and_then(|d| d.verdicts().ok()).unwrap_or_default();
+        let all = self.ends.datapath.as_ref().and_then(|d| d.verdicts().ok()).unwrap_or_default();
         let some: Vec<String> = all.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect();
         some.join(", ")
     }

@@ -4,8 +4,8 @@
 use super::{
     Bench, Result,
     counters::Flows,
-    machine::Cost,
-    requests,
+    ends::Client,
+    machine::{Cost, together},
     results::{Case, Figure, Run},
     segment::on_one_cpu,
     site::{Files, Site, VARIANTS, config, origin_config},
@@ -13,7 +13,11 @@ use super::{
     threshold,
     variant::Variant,
 };
-use std::{path::Path, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// Reply sizes, and the number of connections for each: with large replies two keep the machine busy.
 const SIZES: [(u64, usize); 4] = [(1 << 10, 16), (64 << 10, 16), (1 << 20, 8), (100 << 20, 2)];
@@ -78,8 +82,31 @@ fn run(
     summary: impl FnOnce(f64, Cost) -> Run,
 ) -> Result<Run> {
     let before = Flows::of(site)?;
-    let (count, cost) = requests::ask(site, bytes, connections, length)?;
+    let (count, cost) = ask(site, bytes, connections, length)?;
     Ok(summary(count, cost).with(Figure::Spliced, Flows::of(site)?.share_since(before)))
+}
+
+/// Requests over persistent connections, each of which sends the next request once the last reply is complete. The length of
+/// every reply is checked, and some bytes of each read; the first reply of each connection, which does not count, is checked
+/// completely. Returns the number of answered requests, and their cost.
+fn ask(site: &Site, bytes: u64, connections: usize, length: Duration) -> Result<(f64, Cost)> {
+    let to: Vec<SocketAddr> = (0..connections).map(|number| site.address(number)).collect();
+    let first = move |number: usize| {
+        let mut client = Client::near(to[number])?;
+        client.get(bytes)?;
+        client.quickly();
+        Ok(client)
+    };
+    let all = move |mut client: Client| {
+        let (end, mut count) = (Instant::now() + length, 0);
+        while count == 0 || Instant::now() < end {
+            client.get(bytes)?;
+            count += 1;
+        }
+        Ok(count)
+    };
+    let (counts, cost) = together(&site.lab.client, connections, first, all)?;
+    Ok((f64::from(counts.iter().sum::<u32>()), cost))
 }
 
 /// Description of the programs, for the set-up.

@@ -1,10 +1,12 @@
 //! The machine: its description, the processor time used, and disturbances by other programs.
 
-use super::peers::Peer;
+use super::{Result, peers::Peer};
+use longsplice_lab::Namespace;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, HashSet},
-    fs,
+    fs, io,
+    sync::{Arc, Barrier},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -35,17 +37,15 @@ pub struct Machine {
 impl Machine {
     /// Describes this machine.
     pub fn here() -> Machine {
-        let field = |file: &str, name: &str| {
-            let text = fs::read_to_string(file).unwrap_or_default();
-            let value = text.lines().find_map(|l| l.strip_prefix(name)?.trim_start().strip_prefix(':').map(str::trim));
-            value.map(str::to_owned)
-        };
-        let memory = field("/proc/meminfo", "MemTotal").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
-        let kernel = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+        let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+        let model = read("/proc/cpuinfo")
+            .lines()
+            .find_map(|l| Some(l.strip_prefix("model name")?.split_once(": ")?.1.to_owned()));
+        let kernel = |name: &str| read(&format!("/proc/sys/kernel/{name}"));
         Machine {
-            cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cpu: model.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cpus: cpus().0.len(),
-            memory_mb: memory.unwrap_or(0) / 1024,
+            memory_mb: number(&read("/proc/meminfo"), "MemTotal").unwrap_or(0) / 1024,
             kernel: format!("{} {}", kernel("osrelease").trim(), kernel("version").trim()),
             longsplice: env!("CARGO_PKG_VERSION").to_owned(),
             peers: Peer::ALL.into_iter().filter_map(Peer::version).collect(),
@@ -160,6 +160,33 @@ impl Watch {
     }
 }
 
+/// Runs this many clients at a host. All begin to work at the same time, once each is prepared. Returns what they have done, and
+/// the cost of that.
+pub fn together<S, T: Send + 'static>(
+    host: &Namespace,
+    clients: usize,
+    prepare: impl Fn(usize) -> io::Result<S> + Clone + Send + 'static,
+    work: impl Fn(S) -> io::Result<T> + Clone + Send + 'static,
+) -> Result<(Vec<T>, Cost)> {
+    let ready = Arc::new(Barrier::new(clients + 1));
+    let client = |number| {
+        let (ready, prepare, work) = (ready.clone(), prepare.clone(), work.clone());
+        host.spawn(move || {
+            let prepared = prepare(number);
+            ready.wait();
+            ready.wait();
+            work(prepared?)
+        })
+    };
+    let threads: Vec<_> = (0..clients).map(client).collect();
+    ready.wait();
+    let watch = Watch::start();
+    ready.wait();
+    let done = threads.into_iter().map(|thread| thread.join().map_err(|_| io::Error::other("a client panicked"))?);
+    let done = done.collect::<io::Result<_>>()?;
+    Ok((done, watch.stop()))
+}
+
 /// A process in /proc.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Process {
@@ -175,6 +202,18 @@ impl Process {
         let time = fields.get(11..15)?.iter().map(|f| f.parse::<u64>().unwrap_or(0)).sum();
         Some(Process { parent: fields.get(1)?.parse().ok()?, ticks: time })
     }
+}
+
+/// Seconds of processor time that a process has used; `None` if it has ended.
+pub fn seconds_of(pid: u32) -> Option<f64> {
+    let process = Process::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    Some(process.ticks as f64 / TICKS)
+}
+
+/// The number after `name:`.
+pub fn number(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// A process and all its descendants.

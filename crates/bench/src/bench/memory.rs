@@ -3,7 +3,7 @@
 
 use super::{
     Bench, Result,
-    machine::{Watch, tree},
+    machine::{Watch, number, tree},
     network::Packets,
     results::{Case, Figure, Line, Run},
     stats::Spread,
@@ -191,12 +191,6 @@ fn slab_bytes(slabinfo: &str) -> f64 {
         ours.then_some(objects * size)
     };
     slabinfo.lines().filter_map(bytes).sum()
-}
-
-/// The number after `name:`.
-pub fn number(text: &str, name: &str) -> Option<u64> {
-    let rest = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-    rest.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

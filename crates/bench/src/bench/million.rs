@@ -10,7 +10,8 @@ mod venue;
 
 use super::{
     Bench, Result,
-    memory::{number, resident},
+    machine::number,
+    memory::resident,
     results::{Figure, Line},
     stats::Spread,
     subject::Subject,
@@ -28,7 +29,7 @@ const FEW: usize = 1000;
 /// Opens the connections in two steps, and measures.
 pub fn measure(bench: &Bench, connections: usize) -> Result<Line> {
     let per_table = per_table()?;
-    let venue = Venue::set(connections)?;
+    let venue = Venue::for_connections(connections)?;
     let few = FEW.min(connections / 2);
     let rounds = (connections / 100).max(100);
     let mut hosts = Hosts::start(&venue, connections, per_table)?;
@@ -52,7 +53,7 @@ pub fn measure(bench: &Bench, connections: usize) -> Result<Line> {
         (Figure::Value, (connections - few) as f64 / seconds),
         (Figure::Process, each(resident, resident_few)),
         (Figure::Resident, resident),
-        (Figure::Tables, venue.tables()? as f64 / venue.room as f64),
+        (Figure::Tables, venue.tables()? as f64 / venue.ends as f64),
         (Figure::Slab, each(slab, slab_few)),
         (Figure::Checked, rounds as f64),
         (Figure::MicrosFew, micros_few),

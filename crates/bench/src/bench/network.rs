@@ -15,8 +15,11 @@ use std::{
 
 /// Port of server and proxies.
 pub const PORT: u16 = 7000;
-/// Time limit for starting programs, and for opening and ending connections.
+/// Time limit for opening and ending connections.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for starting and stopping programs: long, since all share a processor with other work, and tables for a million
+/// flows are zeroed first.
+pub const START: Duration = Duration::from_secs(60);
 
 /// Packet sizes: whether segments of up to 64 KB pass as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 
 use super::{
     Result,
-    machine::{Cost, Watch},
+    machine::{Cost, together},
     network::{self, PATIENCE},
     venue::{Dialler, Near},
 };
@@ -11,7 +11,7 @@ use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
-        Arc, Barrier,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread,
@@ -54,33 +54,21 @@ pub struct Time {
 /// Fetches objects. Every client fetches once before the measurement, and at least once during it.
 pub fn fetch(venue: &Near, plan: Plan) -> Result<Fetched> {
     let _server = Server::start(venue.listener()?, plan.clients > 1);
-    let ready = Arc::new(Barrier::new(plan.clients + 1));
-    let begun = Arc::new(AtomicUsize::new(0));
-    let client = |dialler: Dialler| {
-        let (ready, begun) = (ready.clone(), begun.clone());
-        dialler.client.clone().spawn(move || {
-            let mut block = vec![0; BLOCK];
-            let first = one(&dialler, plan.bytes, &mut block);
-            ready.wait();
-            ready.wait();
-            let end = Instant::now() + plan.length;
-            let mut times = vec![];
-            first?;
-            while times.is_empty() || (begun.fetch_add(1, Relaxed) < plan.most && Instant::now() < end) {
-                times.push(one(&dialler, plan.bytes, &mut block)?);
-            }
-            Ok::<Vec<Time>, io::Error>(times)
-        })
+    let (dialler, begun) = (venue.dialler(), Arc::new(AtomicUsize::new(0)));
+    let first = move |_| {
+        let mut block = vec![0; BLOCK];
+        one(&dialler, plan.bytes, &mut block).map(|_| (dialler.clone(), block))
     };
-    let clients: Vec<_> = (0..plan.clients).map(|_| client(venue.dialler())).collect();
-    ready.wait();
-    let watch = Watch::start();
-    ready.wait();
-    let mut times = Vec::new();
-    for client in clients {
-        times.extend(client.join().map_err(|_| "a client panicked")??);
-    }
-    Ok(Fetched { times, cost: watch.stop() })
+    let all = move |(dialler, mut block): (Dialler, Vec<u8>)| {
+        let end = Instant::now() + plan.length;
+        let mut times = vec![];
+        while times.is_empty() || (begun.fetch_add(1, Relaxed) < plan.most && Instant::now() < end) {
+            times.push(one(&dialler, plan.bytes, &mut block)?);
+        }
+        Ok(times)
+    };
+    let (times, cost) = together(&venue.lab.client, plan.clients, first, all)?;
+    Ok(Fetched { times: times.concat(), cost })
 }
 
 fn one(dialler: &Dialler, bytes: u64, block: &mut [u8]) -> io::Result<Time> {

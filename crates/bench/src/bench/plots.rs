@@ -6,6 +6,7 @@ use super::{
     subject::{Kind, Subject},
     variant::Variant,
 };
+use crate::plot::legend;
 use plotters::{coord::Shift, prelude::*};
 use std::path::Path;
 
@@ -141,16 +142,6 @@ impl Bars {
 fn centred() -> plotters::style::text_anchor::Pos {
     use plotters::style::text_anchor::{HPos, Pos, VPos};
     Pos::new(HPos::Center, VPos::Top)
-}
-
-fn legend<'a, X: Ranged + 'a, Y: Ranged + 'a>(
-    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
-    position: SeriesLabelPosition,
-) -> Result<()> {
-    let mut labels = chart.configure_series_labels();
-    labels.position(position).background_style(WHITE.mix(0.85));
-    labels.border_style(BLACK.mix(0.3)).label_font(TEXT).draw()?;
-    Ok(())
 }
 
 /// Plots both loads side by side; both axes are logarithmic.

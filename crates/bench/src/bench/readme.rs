@@ -33,7 +33,7 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     let of = |part: Part| all.iter().find(|(_, results)| results.part == part);
     let bench =
         of(Part::Results).ok_or_else(|| format!("no results in {}: run `longsplice-bench`", results.display()))?;
-    let link = |file: &str| format!("[{file}](../{file})");
+    let link = |file: &str| format!("[{}](../{file})", file.rsplit('/').next().unwrap_or_default());
     let mut full = String::new();
     for (file, results) in [Some(bench), of(Part::Wan)].into_iter().flatten() {
         full += &report::head(results);

@@ -3,7 +3,8 @@
 
 use super::{
     Result,
-    driver::{Driver, Times, timed, wait_phase},
+    driver::{Driver, Times, wait_phase},
+    results::Figure,
 };
 use longsplice_datapath::{
     CommitOptions, Datapath, FreezeOptions, Half, Pair, Phase, Released, Repair, SwitchError, Tuple,
@@ -39,7 +40,7 @@ impl<'a> Flow<'a> {
             Repair::On.set(&socket)?;
         }
         let released = forget(self.datapath, &self.legs)?;
-        times.release.push(began.elapsed().as_secs_f64() * 1e6);
+        times.since(Figure::Release, began);
         self.sockets = Some(recreate(self.datapath, &self.legs, &released, times).await?);
         Ok(())
     }
@@ -47,10 +48,9 @@ impl<'a> Flow<'a> {
 
 async fn splice(datapath: &Datapath, legs: &Pair<Tuple>, halves: &Pair<Half>, times: &mut Times) -> Result<()> {
     loop {
-        match timed(&mut times.freeze, || datapath.freeze(halves.each_ref(), FreezeOptions::default())) {
-            // Data not yet acknowledged by the hosts belongs to the last switch.
+        match times.of(Figure::Freeze, || datapath.freeze(halves.each_ref(), FreezeOptions::default())) {
             Err(SwitchError::Busy) => {
-                times.freeze.pop();
+                times.forget(Figure::Freeze);
                 tokio::task::yield_now().await;
             }
             other => {
@@ -61,8 +61,9 @@ async fn splice(datapath: &Datapath, legs: &Pair<Tuple>, halves: &Pair<Half>, ti
     }
     let began = Instant::now();
     let at = wait_phase(datapath, legs, Phase::Forwarding).await?;
-    times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-    timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, Pair::both(u32::MAX), CommitOptions::default()))?;
+    times.since(Figure::Drain, began);
+    times
+        .of(Figure::Commit, || datapath.commit(legs.each_ref(), &at, Pair::both(u32::MAX), CommitOptions::default()))?;
     Ok(())
 }
 
@@ -78,9 +79,9 @@ async fn recreate(
     times: &mut Times,
 ) -> Result<Pair<OwnedFd>> {
     loop {
-        match timed(&mut times.recreate, || datapath.recreate(legs.each_ref(), released, false)) {
+        match times.of(Figure::Recreate, || datapath.recreate(legs.each_ref(), released, false)) {
             Err(SwitchError::Busy) => {
-                times.recreate.pop();
+                times.forget(Figure::Recreate);
                 tokio::task::yield_now().await;
             }
             other => return Ok(other?.sockets),

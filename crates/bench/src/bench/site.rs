@@ -2,18 +2,16 @@
 
 use super::{
     Result,
-    network::{PATIENCE, PORT, Packets, lab, proxy},
+    network::{PORT, Packets, lab, proxy},
     peers::Peer,
     variant::Variant,
     venue::{OURS, Venue},
 };
-use longsplice::Client;
 use longsplice_lab::{Family, pattern, topology};
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
     net::SocketAddr,
-    ops::Deref,
     path::Path,
 };
 
@@ -42,16 +40,11 @@ impl Files {
     }
 }
 
-/// A lab with an origin, and a variant in the middle.
-pub struct Site(Venue);
+/// A lab with an origin of two addresses, and a variant in the middle.
+pub type Site = Venue<Origin>;
 
-impl Deref for Site {
-    type Target = Venue;
-
-    fn deref(&self) -> &Venue {
-        &self.0
-    }
-}
+/// The origin is a program of the venue.
+pub struct Origin;
 
 impl Site {
     /// Sets up a site. `arguments`: further arguments of longsplice.
@@ -63,15 +56,10 @@ impl Site {
         let config = config(variant);
         match variant.peer() {
             None if variant.routed() => {}
-            None => venue.longsplice(&forwarder, OURS, &config, arguments, PATIENCE)?,
+            None => venue.longsplice(&forwarder, OURS, &config, arguments)?,
             Some(peer) => venue.peer(&forwarder, peer, "proxy", &config, PORT)?,
         }
-        Ok(Site(venue))
-    }
-
-    /// Connects to longsplice's control socket.
-    pub fn control(&self) -> Result<Client> {
-        self.0.control(OURS)
+        Ok(venue.with(Origin))
     }
 
     /// The contents of a file that longsplice writes under this name.

@@ -90,30 +90,23 @@ async fn on_splicer(
     let late = "a switch did not come to its end";
     if connection == Connection::Released {
         let mut flow = timeout(PATIENCE, release::Flow::first(driver)).await.map_err(|_| late)??;
-        while times.freeze.len() < CYCLES && Instant::now() < end {
+        while times.cycles() < CYCLES && Instant::now() < end {
             bench.check()?;
             timeout(PATIENCE, flow.cycle(&mut times)).await.map_err(|_| late)??;
         }
     } else {
-        while times.freeze.len() < CYCLES && Instant::now() < end {
+        while times.cycles() < CYCLES && Instant::now() < end {
             bench.check()?;
             timeout(PATIENCE, driver.cycle(&mut times, busy)).await.map_err(|_| late)??;
         }
     }
     let cost = watch.stop();
-    if times.freeze.is_empty() {
+    let cycles = times.cycles();
+    if cycles == 0 {
         return Err("no switch in the time there was".into());
     }
-    let all = [
-        (Figure::Amount, vec![times.freeze.len() as f64]),
-        (Figure::Freeze, times.freeze),
-        (Figure::Drain, times.drain),
-        (Figure::Commit, times.commit),
-        (Figure::Unsplice, times.unsplice),
-        (Figure::Release, times.release),
-        (Figure::Recreate, times.recreate),
-    ];
-    let spreads = all.into_iter().map(|(figure, values)| (figure, Spread::of(values)));
+    let spreads = times.0.into_iter().map(|(figure, values)| (figure, Spread::of(values)));
+    let spreads = spreads.chain([(Figure::Amount, Spread::of([cycles as f64]))]);
     let notes = cost.disturbed.map(|why| (why, 1)).into_iter().collect();
     Ok(Line { notes, ..Line::of(Subject::Switch { connection }, Variant::Spliced, spreads) })
 }

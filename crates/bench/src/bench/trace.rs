@@ -3,6 +3,7 @@
 
 use super::{
     Bench, Result,
+    bulk::{receive, send},
     network::{self, Packets},
     variant::Variant,
     venue::{Near, OURS, Pair},
@@ -12,19 +13,16 @@ use longsplice::Ask;
 use longsplice_lab::{process::wait_for, trace::Tap};
 use plotters::prelude::*;
 use std::{
-    io::{self, Read, Write},
-    net::{Shutdown, TcpStream},
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Bytes that the server sends between pauses: a flow that is never idle cannot be recreated.
-const BLOCK: usize = 256 << 10;
+/// Pause of the server between blocks: a flow that is never idle cannot be recreated.
 const PACE: Duration = Duration::from_millis(4);
 /// Time between two switches, and the time shown before and after each. New sockets start with a small window, and data
 /// beyond it has to be retransmitted: this takes a retransmission timeout, and has to be visible.
@@ -52,8 +50,8 @@ pub fn draw(bench: &Bench, file: &Path) -> Result<()> {
     let (at_server, at_client) = (server.local_addr()?, network::proxy());
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
-    let sender = thread::spawn(move || send(server, &told));
-    let receiver = thread::spawn(move || receive(client));
+    let sender = thread::spawn(move || send(server, &told, PACE));
+    let receiver = thread::spawn(move || receive(client, &AtomicU64::new(0)));
     let seen = switches(bench, &venue);
     stop.store(true, Relaxed);
     let over = "a host of the trace panicked";
@@ -112,22 +110,6 @@ fn switch(bench: &Bench, venue: &Near, what: &'static str, ask: Option<fn(u64) -
     thread::sleep(APART);
     let around = if what == RECREATION { AROUND[1] } else { AROUND[0] };
     Ok(Seen { what, switch: Switch { began, done, around } })
-}
-
-fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {
-    let block = vec![0x55; BLOCK];
-    while !stop.load(Relaxed) {
-        to.write_all(&block)?;
-        thread::sleep(PACE);
-    }
-    to.shutdown(Shutdown::Write)?;
-    to.read(&mut [0]).map(drop)
-}
-
-fn receive(mut from: TcpStream) -> io::Result<()> {
-    let mut block = vec![0; BLOCK];
-    while from.read(&mut block)? > 0 {}
-    Ok(())
 }
 
 fn now() -> Duration {

@@ -1,12 +1,12 @@
 //! Where a variant is measured: a lab of its own, so that its programs cost the other variants nothing, and the programs in it.
 //!
-//! [`Venue`] is what all have in common: pins, programs, and their files. A measurement adds its ends to it: [`Near`] is the
-//! wire between a client and a server in this process, [`super::site`] has an origin of nginx, [`super::far`] long and lossy
-//! links, [`super::flood`] a generator of packets, and [`super::million`] many addresses.
+//! A [`Venue`] has pins, programs, and their files. A measurement adds its ends to it: [`Near`] has a client and a server in this
+//! process, [`super::site`] an origin of nginx, [`super::far`] long and lossy links, [`super::flood`] a generator of packets, and
+//! [`super::million`] many addresses.
 
 use super::{
     Result,
-    network::{PATIENCE, PORT, Packets, Pins, accept, lab, listen, proxy, server},
+    network::{PATIENCE, PORT, Packets, Pins, START, accept, lab, listen, proxy, server},
     peers::Peer,
     variant::Variant,
 };
@@ -16,53 +16,54 @@ use std::{
     fs,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
 /// Seconds until sockets of [`Variant::Released`] are closed.
 const RELEASE: f64 = 0.1;
 
 /// A lab with programs in it. Fields are dropped in order: programs before their namespaces.
-pub struct Venue {
+pub struct Venue<E = ()> {
     /// The variant in the middle.
     pub variant: Variant,
     /// The last one first: proxies before the server that they use.
     programs: Vec<ChildGuard>,
     pins: Vec<Pins>,
+    /// What a measurement has at its ends.
+    pub ends: E,
     /// The network.
     pub lab: Lab,
     dir: tempfile::TempDir,
 }
 
 impl Venue {
-    /// A venue without programs.
+    /// A venue without programs and ends.
     pub fn new(variant: Variant, lab: Lab) -> Result<Venue> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
         let hosts = [&lab.forwarder, &lab.client].into_iter().chain(&lab.second);
         let pins = hosts.map(Pins::at).collect::<Result<_>>()?;
-        Ok(Venue { variant, programs: Vec::new(), pins, lab, dir })
+        Ok(Venue { variant, programs: Vec::new(), pins, ends: (), lab, dir })
     }
 
-    /// Starts a longsplice with a directory of this name for its files, and waits within the limit until it is ready. Like the
+    /// The same with ends.
+    pub fn with<E>(self, ends: E) -> Venue<E> {
+        let Venue { variant, programs, pins, lab, dir, .. } = self;
+        Venue { variant, programs, pins, ends, lab, dir }
+    }
+}
+
+impl<E> Venue<E> {
+    /// Starts a longsplice with a directory of this name for its files, and waits until it is ready. Like the
     /// other proxies it has no access log, unless the arguments name one.
-    pub fn longsplice(
-        &mut self,
-        at: &Namespace,
-        name: &str,
-        config: &str,
-        arguments: &[&str],
-        limit: Duration,
-    ) -> Result<()> {
+    pub fn longsplice(&mut self, at: &Namespace, name: &str, config: &str, arguments: &[&str]) -> Result<()> {
         let dir = self.path(name);
         fs::create_dir(&dir)?;
         let file = dir.join("longsplice.toml");
         fs::write(&file, format!("log = {{ file = \"off\" }}\n{config}"))?;
         let mut run = longsplice(at, Some(&dir.join(CONTROL)))?;
         run.current_dir(&dir).args(["run", "--config"]).arg(&file).args(arguments);
-        let guard = when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", limit))?;
+        let guard = when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", START))?;
         let words = guard.output();
         if words.contains("are copied, not spliced") {
             return Err(format!("this machine cannot splice:\n{words}").into());
@@ -87,20 +88,28 @@ impl Venue {
             }
         };
         let guard = ChildGuard::spawn(&mut run)?.ended_gently();
-        self.programs.insert(0, when_ready(guard, |_| at.wait_listening(port, PATIENCE))?);
+        self.programs.insert(0, when_ready(guard, |_| at.wait_listening(port, START))?);
         Ok(())
     }
 
     /// Makes the client's host ask for translucent proxies. `udp`: the value of `--udp`.
     pub fn ask_for_proxies(&mut self, udp: &str) -> Result<()> {
+        let [v4, v6] = Family::BOTH.map(|family| topology::FORWARDER_TO_CLIENT.ip(family).to_string());
+        self.host(&["--udp", udp, "--port", &PORT.to_string(), "--proxy", &v4, "--proxy", &v6])
+    }
+
+    /// Runs `longsplice tpot host` at the client.
+    pub fn host(&mut self, arguments: &[&str]) -> Result<()> {
         let mut run = longsplice(&self.lab.client, None)?;
-        run.args(["tpot", "host", "--udp", udp, "--port", &PORT.to_string()]);
-        for family in Family::BOTH {
-            run.args(["--proxy", &topology::FORWARDER_TO_CLIENT.ip(family).to_string()]);
-        }
-        let host = when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("asking for proxies", PATIENCE))?;
+        run.args(["tpot", "host"]).args(arguments);
+        let host = when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("asking for proxies", START))?;
         self.programs.push(host);
         Ok(())
+    }
+
+    /// Runs longsplice at a host with the control socket of the one with this name, and returns its output.
+    pub fn ask(&self, at: &Namespace, name: &str, arguments: &[&str]) -> Result<String> {
+        output(longsplice(at, Some(&self.path(name).join(CONTROL)))?.args(arguments))
     }
 
     /// Path of a file.
@@ -116,6 +125,16 @@ impl Venue {
     /// Process ID of the program that was started last.
     pub fn pid(&self) -> Option<u32> {
         self.programs.first().map(ChildGuard::pid)
+    }
+
+    /// The host that asks for proxies: it has no other child of its own after it.
+    pub fn asking(&mut self) -> Result<&mut ChildGuard> {
+        self.programs.last_mut().ok_or_else(|| "no program was started".into())
+    }
+
+    /// The program that was started last.
+    pub fn program(&mut self) -> Result<&mut ChildGuard> {
+        self.programs.first_mut().ok_or_else(|| "no program was started".into())
     }
 
     /// The data path's folder of pins in the forwarder.
@@ -140,6 +159,15 @@ pub fn longsplice(at: &Namespace, control: Option<&Path>) -> Result<Command> {
     let mut run = at.command(crate::program()?.to_str().ok_or("the path of this program is no text")?);
     run.env_remove("RUST_LOG").env_remove("LONGSPLICE_CONTROL").envs(control.map(|path| ("LONGSPLICE_CONTROL", path)));
     Ok(run)
+}
+
+/// Runs a command to its end. Returns its output.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()).into())
 }
 
 /// Waits until a program is ready. If it does not become ready, the error contains its output.
@@ -202,25 +230,13 @@ fn nft(command: &mut Command, rules: &str) -> Result<()> {
 }
 
 /// A client and a server in this process, and the variant between them.
-pub struct Near {
+pub type Near = Venue<Wire>;
+
+/// How the connections of a near client arrive.
+pub struct Wire {
     listener: TcpListener,
     /// State that connections must reach before they are used.
     becomes: Option<&'static str>,
-    venue: Venue,
-}
-
-impl Deref for Near {
-    type Target = Venue;
-
-    fn deref(&self) -> &Venue {
-        &self.venue
-    }
-}
-
-impl DerefMut for Near {
-    fn deref_mut(&mut self) -> &mut Venue {
-        &mut self.venue
-    }
 }
 
 /// Both ends of a connection.
@@ -250,13 +266,13 @@ impl Near {
         let mut venue = Venue::new(variant, lab)?;
         venue.start(release_after)?;
         let spliced = if variant == Variant::Released { "released" } else { "spliced" };
-        Ok(Near { venue, listener, becomes: variant.is_spliced().then_some(spliced) })
+        Ok(venue.with(Wire { listener, becomes: variant.is_spliced().then_some(spliced) }))
     }
 
-    /// A dialler for the client's threads.
+    /// A dialler for threads in the client's namespace.
     pub fn dialler(&self) -> Dialler {
         let target = if self.variant.to_server() { server() } else { proxy() };
-        Dialler { client: self.lab.client.clone(), target, socks: self.variant.socks() }
+        Dialler { target, socks: self.variant.socks() }
     }
 
     /// Opens connections one after another, passes a byte through
@@ -266,7 +282,7 @@ impl Near {
         let open = || (0..count).map(|_| self.open(&dialler).map_err(|e| e.to_string())).collect();
         let pairs: std::result::Result<Vec<Pair>, String> = self.lab.client.run(open);
         let pairs = pairs.map_err(|e| format!("{}: {e}{}", self.variant, self.last_words()))?;
-        if let Some(state) = self.becomes {
+        if let Some(state) = self.ends.becomes {
             self.wait_state(&pairs, state)?;
         }
         Ok(pairs)
@@ -275,7 +291,7 @@ impl Near {
     /// Opens one connection, and waits only for a byte each way. Must be called inside the client's namespace.
     fn open(&self, dialler: &Dialler) -> Result<Pair> {
         let mut client = dialler.ask()?;
-        let mut server = accept(&self.listener, PATIENCE)?.ok_or("no connection arrives at the server")?;
+        let mut server = accept(&self.ends.listener, PATIENCE)?.ok_or("no connection arrives at the server")?;
         dialler.answered(&mut client)?;
         limit(&server)?;
         client.write_all(b"?")?;
@@ -287,7 +303,7 @@ impl Near {
 
     /// Duplicates the server's listening socket, for a thread that accepts by itself ([`accept`]).
     pub fn listener(&self) -> io::Result<TcpListener> {
-        self.listener.try_clone()
+        self.ends.listener.try_clone()
     }
 
     fn wait_state(&self, pairs: &[Pair], state: &str) -> Result<()> {
@@ -325,7 +341,7 @@ impl Venue {
             if variant == Variant::SplicedPeer {
                 arguments.extend(devices.iter().flat_map(|device| ["--peer", device]));
             }
-            self.longsplice(&at, OURS, &longsplice_config(variant, release_after), &arguments, PATIENCE)?;
+            self.longsplice(&at, OURS, &longsplice_config(variant, release_after), &arguments)?;
         }
         variant.udp().map_or(Ok(()), |udp| self.ask_for_proxies(udp))
     }
@@ -348,8 +364,6 @@ pub fn longsplice_config(variant: Variant, release_after: Option<f64>) -> String
 /// How the client reaches the server.
 #[derive(Clone)]
 pub struct Dialler {
-    /// The namespace in which dialling threads run.
-    pub client: Namespace,
     target: SocketAddr,
     socks: bool,
 }
@@ -396,7 +410,7 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn limit(stream: &TcpStream) -> io::Result<()> {
+pub fn limit(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))

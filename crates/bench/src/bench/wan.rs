@@ -10,7 +10,7 @@
 use super::{
     Bench, Result, Venues, bulk,
     ends::minus,
-    far::{Far, Record},
+    far::{Far, PROXIES, Record},
     memory::socket_memory,
     network::Packets,
     rate,
@@ -141,7 +141,7 @@ fn paths(bench: &Bench, venues: &Venues<Far>, cells: &[Cell]) -> Result<Vec<Case
 fn run(venue: &Far, cell: &Cell) -> Result<Run> {
     venue.lose(cell)?;
     let needless = || venue.hosts().map(duplicates).sum::<u64>();
-    let before = (needless(), venue.server.facts(), venue.dropped());
+    let before = (needless(), venue.ends.server.facts(), venue.dropped());
     let logged = venue.logged();
     let (seconds, client) = venue
         .lab
@@ -150,7 +150,7 @@ fn run(venue: &Far, cell: &Cell) -> Result<Run> {
         .map_err(|e| format!("{e}{}", venue.last_words()))?;
     let facts = match cell.direction {
         Direction::Up => client,
-        Direction::Down => minus(venue.server.facts(), before.1),
+        Direction::Down => minus(venue.ends.server.facts(), before.1),
     };
     let late = seconds.contains(&LIMIT.as_secs_f64());
     if late {
@@ -178,7 +178,7 @@ fn run(venue: &Far, cell: &Cell) -> Result<Run> {
 /// The seconds of each transfer, and what the client's kernel has counted. Must be called in the client's namespace.
 fn transfers(venue: &Far, cell: &Cell) -> Result<(Vec<f64>, SenderFacts)> {
     let mut began = Instant::now();
-    let client = venue.connect(cell)?;
+    let mut client = venue.connect(cell)?;
     let mut seconds = Vec::new();
     let warm = cell.protocol == Protocol::Http;
     for n in 0..if warm { REQUESTS + 1 } else { 1 } {
@@ -191,7 +191,7 @@ fn transfers(venue: &Far, cell: &Cell) -> Result<(Vec<f64>, SenderFacts)> {
         };
         let arrived = match cell.direction {
             Direction::Down => ended,
-            Direction::Up => venue.server.uploaded().ok_or("no upload arrived")?,
+            Direction::Up => venue.ends.server.uploaded().ok_or("no upload arrived")?,
         };
         if !warm || n > 0 {
             seconds.push((arrived - began).as_secs_f64());
@@ -267,12 +267,12 @@ fn unsplices(bench: &Bench, venue: &Far) -> Result<Vec<Case>> {
 fn unsplice(venue: &Far, cell: &Cell) -> Result<Run> {
     let beyond = || venue.lab.forwarder.counter("TcpExt", "BeyondWindow");
     let without = fetch(venue, cell, || Ok(()))?;
-    let mut control = venue.control()?;
+    let mut control = venue.control(PROXIES[0])?;
     let ended = || longsplice::flows(&mut control).is_ok_and(|rows| rows.is_empty()).then_some(());
     wait_for(PATIENCE, ended).ok_or("the connection did not end in time")?;
-    let before = (beyond(), venue.server.facts());
+    let before = (beyond(), venue.ends.server.facts());
     let with = fetch(venue, cell, || take_back(venue, cell.size.0 / 2))?;
-    let facts = minus(venue.server.facts(), before.1);
+    let facts = minus(venue.ends.server.facts(), before.1);
     let figures = [
         (Figure::Value, without),
         (Figure::Unsplice, with),
@@ -286,7 +286,7 @@ fn unsplice(venue: &Far, cell: &Cell) -> Result<Run> {
 /// Fetches the object, and returns the seconds. The connection stays open until `meanwhile` has ended, too.
 fn fetch(venue: &Far, cell: &Cell, meanwhile: impl FnOnce() -> Result<()> + Send) -> Result<f64> {
     let began = Instant::now();
-    let client = venue.lab.client.run(|| venue.connect(cell))?;
+    let mut client = venue.lab.client.run(|| venue.connect(cell))?;
     let (ended, done) = thread::scope(|scope| {
         let meanwhile = scope.spawn(|| meanwhile().map_err(|e| e.to_string()));
         (client.transfer(cell.direction, cell.size.0, began + LIMIT), meanwhile.join())
@@ -298,7 +298,7 @@ fn fetch(venue: &Far, cell: &Cell, meanwhile: impl FnOnce() -> Result<()> + Send
 /// Unsplices the flow that is open once it is spliced and this many bytes have come from the server. Not after a
 /// time: transfers of the same object differ in their duration, with BBR by a factor of some.
 fn take_back(venue: &Far, after: u64) -> Result<()> {
-    let mut control = venue.control()?;
+    let mut control = venue.control(PROXIES[0])?;
     let found = wait_for(LIMIT, || match longsplice::flows(&mut control) {
         Ok(rows) => rows.iter().find(|row| row.state == "spliced" && row.bytes_down >= after).map(|row| Ok(row.id)),
         Err(e) => Some(Err(e)),

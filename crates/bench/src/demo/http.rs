@@ -3,9 +3,10 @@
 
 use super::{Story, stage::Result};
 use crate::bench::{
-    requests::Asker,
+    ends,
     site::{Files, Site, servers},
     variant::Variant,
+    venue::OURS,
 };
 use longsplice::{Ask, Client};
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::SliceRandom};
@@ -42,7 +43,7 @@ pub fn tell(story: &Story) -> Result<()> {
     story.say("longsplice run --config FILE: one site, both servers in turn, bodies spliced from 512 KB on");
     story.say(&format!("{REQUESTS} requests over {CONNECTIONS} connections, every byte of every reply compared"));
     let load = Load::start(&site, plan());
-    let mut control = site.control()?;
+    let mut control = site.control(OURS)?;
     while !load.ended() {
         story.pause(TELL)?;
         story.say(&counts(&mut control, &load)?);
@@ -91,9 +92,9 @@ impl Load {
             let (to, plan, next) = (site.address(number), plan.clone(), next.clone());
             let (replies, bytes) = (replies.clone(), bytes.clone());
             site.lab.client.spawn(move || {
-                let mut asker = Asker::connect(to)?;
+                let mut client = ends::Client::near(to)?;
                 while let Some(size) = plan.get(next.fetch_add(1, Relaxed)) {
-                    asker.ask(*size, usize::MAX)?;
+                    client.get(*size)?;
                     replies.fetch_add(1, Relaxed);
                     bytes.fetch_add(*size, Relaxed);
                 }

@@ -1,20 +1,24 @@
 //! The set-up of the demo: three hosts, nginx, the proxy, a download; and its removal.
 
-use longsplice::{netns_inode, pin_folder};
-use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Shape, pattern, topology};
+use crate::bench::{
+    machine::seconds_of,
+    peers::Peer,
+    variant::Variant,
+    venue::{OURS, Venue},
+};
+use longsplice_lab::{Family, Lab, Shape, pattern, topology};
 use sha2::{Digest, Sha256};
 use std::{
     error::Error,
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, Read, Write},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Child, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
-    time::Duration,
 };
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -31,45 +35,20 @@ pub const HTTP: u16 = 80;
 pub const SOCKS: u16 = 1080;
 /// Seed of the file's contents: arbitrary but fixed, so that runs are comparable.
 const SEED: u64 = 0x1090_511c;
-/// Time limit for starting programs.
-const START: Duration = Duration::from_secs(10);
 
-/// The whole set-up. Fields are dropped in order: programs before their namespaces.
-pub struct Stage {
-    pub proxy: ChildGuard,
-    _nginx: ChildGuard,
-    _pins: Pins,
-    pub lab: Lab,
-    pub control: PathBuf,
-    /// SHA-256 of the file that nginx serves.
-    pub digest: String,
-    _dir: tempfile::TempDir,
-}
+/// The whole set-up. The venue's ends are the SHA-256 of the file that nginx serves.
+pub type Stage = Venue<String>;
 
 impl Stage {
     /// Sets the stage. `threshold`: bytes after which the proxy splices.
     pub fn set(threshold: u64) -> Result<Stage> {
-        let dir = tempfile::Builder::new().prefix("longsplice-demo-").tempdir()?;
-        let digest = make_file(&dir.path().join("file"), SIZE)?;
-        let lab = Lab::simple(Shape::TwoDevices)?;
-        let nginx = start_nginx(&lab.server, dir.path(), RATE)?;
-        let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
-        let control = dir.path().join("control.sock");
-        let mut run = command(&lab.forwarder, &control)?;
-        run.args(["run", "--socks5", &proxy_address(), "--splice", &threshold.to_string(), "--access-log"]);
-        run.arg(dir.path().join("access.log"));
-        let mut proxy = ChildGuard::spawn(&mut run)?;
-        proxy.wait_output("control socket", START).map_err(|e| format!("{e}; it said:\n{}", proxy.output()))?;
-        Ok(Stage { proxy, _nginx: nginx, _pins: pins, lab, control, digest, _dir: dir })
-    }
-
-    /// Runs longsplice in the forwarder's namespace.
-    pub fn longsplice(&self, arguments: &[&str]) -> Result<String> {
-        let output = command(&self.lab.forwarder, &self.control)?.args(arguments).output()?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        Err(format!("longsplice {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()).into())
+        let mut venue = Venue::new(Variant::Default, Lab::simple(Shape::TwoDevices)?)?;
+        let digest = make_file(&venue.path("file"), SIZE)?;
+        start_nginx(&mut venue, RATE)?;
+        let (at, threshold) = (venue.lab.forwarder.clone(), threshold.to_string());
+        let arguments = ["--socks5", &proxy_address(), "--splice", &threshold, "--access-log", "access.log"];
+        venue.longsplice(&at, OURS, "", &arguments)?;
+        Ok(venue.with(digest))
     }
 
     /// Segments retransmitted by the server so far.
@@ -79,12 +58,7 @@ impl Stage {
 
     /// Processor time of the proxy in seconds; `None` if it has exited.
     pub fn cpu(&self) -> Option<f64> {
-        /// USER_HZ, part of the kernel's interface (proc(5)).
-        const TICKS: f64 = 100.0;
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.proxy.pid())).ok()?;
-        // utime and stime are fields 14 and 15; the second one, the name, ends with the last parenthesis.
-        let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(2).flat_map(str::parse::<u64>).sum();
-        Some(ticks as f64 / TICKS)
+        seconds_of(self.pid()?)
     }
 }
 
@@ -96,13 +70,6 @@ pub fn proxy_address() -> String {
 /// The URL that curl fetches.
 pub fn url() -> String {
     format!("http://{}/file", topology::SERVER.v4)
-}
-
-fn command(namespace: &Namespace, control: &Path) -> Result<Command> {
-    let program = crate::program()?;
-    let mut command = namespace.command(program.to_str().ok_or("the path of this program is no text")?);
-    command.env("LONGSPLICE_CONTROL", control).env_remove("RUST_LOG");
-    Ok(command)
 }
 
 /// Creates the file and returns its digest.
@@ -123,33 +90,18 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Starts nginx as one process without a master: a worker would outlive a killed master.
+/// Starts nginx as one process without a master: a worker would outlive a killed master. It serves the files of the venue.
 /// `rate`: bytes per second that it sends.
-pub fn start_nginx(server: &Namespace, dir: &Path, rate: u64) -> Result<ChildGuard> {
-    let config = dir.join("nginx.conf");
-    let text = format!(
-        "daemon off;\nmaster_process off;\nuser root;\npid {dir}/nginx.pid;\nerror_log stderr;\nevents {{}}\n\
-         http {{\n  access_log off;\n  sendfile on;\n  sendfile_max_chunk {CHUNK};\n  server {{\n    listen {address};\n    root {dir};\n    \
+pub fn start_nginx(venue: &mut Venue, rate: u64) -> Result<()> {
+    let config = format!(
+        "daemon off;\nmaster_process off;\nuser root;\nerror_log stderr;\nevents {{}}\nhttp {{\n  access_log off;\n  \
+         sendfile on;\n  sendfile_max_chunk {CHUNK};\n  server {{\n    listen {address};\n    root {dir};\n    \
          limit_rate {rate};\n  }}\n}}\n",
-        dir = dir.display(),
+        dir = venue.path("").display(),
         address = topology::SERVER.port(Family::V4, HTTP),
     );
-    fs::write(&config, text)?;
-    let mut nginx = server.command("nginx");
-    nginx.arg("-e").arg("stderr").arg("-p").arg(dir).arg("-c").arg(&config);
-    let nginx = ChildGuard::spawn(&mut nginx)?;
-    server.wait_listening(HTTP, START).map_err(|e| format!("nginx: {e}; it said:\n{}", nginx.output()))?;
-    Ok(nginx)
-}
-
-/// The pins in bpffs left by the killed proxy, in case the demo does not reach `longsplice stop --flush`.
-struct Pins(PathBuf);
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        // Already gone if all went well.
-        let _ = fs::remove_dir_all(&self.0);
-    }
+    let server = venue.lab.server.clone();
+    venue.peer(&server, Peer::Nginx, "nginx", &config, HTTP)
 }
 
 /// curl in the client's namespace, and the digest of its download.

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Result,
-        network::{PATIENCE, Packets, lab},
+        network::{Packets, lab},
         variant::Variant,
         venue::{OURS, Venue as Common},
     },
@@ -17,7 +17,6 @@ use std::{
     fmt::Write,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    ops::Deref,
     time::Duration,
 };
 
@@ -49,23 +48,11 @@ pub fn server(i: usize) -> SocketAddr {
     topology::SERVER.port(Family::V4, PORT + i as u16)
 }
 
-/// The proxy in its network.
-pub struct Venue {
-    common: Common,
-    /// Number of flows that fit in its tables.
-    pub room: usize,
-}
-
-impl Deref for Venue {
-    type Target = Common;
-
-    fn deref(&self) -> &Common {
-        &self.common
-    }
-}
+/// The proxy in its network. Its ends are the number of flows that fit in its tables.
+pub type Venue = Common<usize>;
 
 impl Venue {
-    pub fn set(connections: usize) -> Result<Venue> {
+    pub fn for_connections(connections: usize) -> Result<Venue> {
         let mut common = Common::new(Variant::Released, lab(Packets::Large, false)?)?;
         let forwarder = common.lab.forwarder.clone();
         for i in 0..connections.div_ceil(PER_CLIENT) {
@@ -77,9 +64,8 @@ impl Venue {
         }
         let room = connections + connections / 20 + FEW;
         let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
-        // tables for a million flows are zeroed first
-        common.longsplice(&forwarder, OURS, &configuration(connections), &arguments, PATIENCE * 3)?;
-        Ok(Venue { common, room })
+        common.longsplice(&forwarder, OURS, &configuration(connections), &arguments)?;
+        Ok(common.with(room))
     }
 
     /// Waits until all flows are released.
