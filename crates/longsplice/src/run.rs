@@ -32,8 +32,8 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-/// The protocols that crates of their own serve. Those of the proxy itself need no row here.
-const SERVICES: [Open; 1] = [longsplice_proxy_http::open];
+/// The protocols that have their connections to the end. Handshakes before a relay need no row here.
+const SERVICES: [Open; 2] = [longsplice_proxy_http::open, longsplice_proxy::ftp::open];
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {

@@ -10,7 +10,7 @@ use std::{fmt::Debug, net::IpAddr};
 
 /// Parsers of messages that are looked at again with each byte that comes: incomplete until they are complete or wrong, and
 /// then the same for ever.
-fn grows<T: PartialEq + Debug, E: PartialEq + Debug>(
+pub(crate) fn grows<T: PartialEq + Debug, E: PartialEq + Debug>(
     input: &[u8],
     parse: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
 ) -> Option<(T, usize)> {

@@ -6,6 +6,7 @@
 //! - bytes one by one lead to the same as all at once, and what follows a message changes nothing;
 //! - what is accepted and written again by us is read as the same, to its last byte.
 
+mod ftp;
 mod handshakes;
 mod http;
 
@@ -19,7 +20,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
@@ -29,6 +30,9 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "socks4", check: handshakes::socks4 },
     Target { name: "proxy_protocol", check: handshakes::proxy_protocol },
     Target { name: "target", check: handshakes::target },
+    Target { name: "ftp_command", check: ftp::command },
+    Target { name: "ftp_reply", check: ftp::reply },
+    Target { name: "ftp_address", check: ftp::address },
 ];
 
 /// Checks the property of this name.

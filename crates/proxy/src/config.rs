@@ -8,6 +8,7 @@ mod asking;
 mod cache;
 mod file;
 mod filter;
+pub mod ftp;
 pub mod plug;
 pub mod pool;
 mod route;
@@ -23,6 +24,7 @@ use crate::{
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;
+use ftp::Ftp;
 use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake};
 pub use longsplice_http::forward::Forwarded;
 use plug::Plug;
@@ -147,6 +149,8 @@ pub enum Protocol {
     Http(Http),
     /// TLS, routed by the requested server name.
     Tls(Tls),
+    /// FTP, with its data connections.
+    Ftp(Ftp),
     /// One fixed target for all clients.
     Plug {
         /// The target.
@@ -243,6 +247,9 @@ impl Protocol {
                 Traits { guarded: http.routes.is_empty(), answers: true, is_service: true, ..of("http") }
             }
             Protocol::Tls(tls) => Traits { guarded: tls.forwards(), answers: true, ..of("tls") },
+            Protocol::Ftp(ftp) => {
+                Traits { guarded: ftp.target.is_none(), answers: true, is_service: true, ..of("ftp") }
+            }
             Protocol::Plug { .. } => Traits { unread: true, ..of("plug") },
             Protocol::Transparent => Traits { binds: false, ..of("transparent") },
             Protocol::Tpot => Traits { guarded: true, binds: false, unread: true, ..of("tpot") },
@@ -331,15 +338,24 @@ impl ListenerConfig {
         self.protocol == Protocol::Transparent || self.end_to_end().is_some()
     }
 
-    /// Returns the target of a plug.
-    pub(crate) fn plug(&self) -> Option<&Target> {
-        if let Protocol::Plug { target, .. } = &self.protocol { Some(target) } else { None }
+    /// Returns the target of all clients, if there is just one.
+    pub(crate) fn fixed_target(&self) -> Option<&Target> {
+        match &self.protocol {
+            Protocol::Plug { target, .. } => Some(target),
+            Protocol::Ftp(ftp) => ftp.target.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns what FTP needs, if the listener reads it.
+    pub(crate) fn ftp(&self) -> Option<&Ftp> {
+        if let Protocol::Ftp(ftp) = &self.protocol { Some(ftp) } else { None }
     }
 
     /// Returns the targets that the configuration names, without those of pools.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
         let routes = if let Protocol::Tls(tls) = &self.protocol { &tls.routes[..] } else { &[] };
-        self.plug().into_iter().chain(routes.iter().filter_map(|route| route.target.as_ref()))
+        self.fixed_target().into_iter().chain(routes.iter().filter_map(|route| route.target.as_ref()))
     }
 
     /// Returns whether the first data of connections is held until they are spliced: their hosts shake hands with each other,
@@ -363,8 +379,14 @@ impl ListenerConfig {
         self.http()?.cache.as_ref()
     }
 
-    /// Returns the policy for bodies of HTTP messages, which are spliced one by one.
+    /// Returns the policy for bodies of HTTP messages, which are spliced one by one, and for data connections of FTP.
     pub(crate) fn policy_of_bodies(&self) -> Policy {
+        if self.ftp().is_some() {
+            // Both hosts wait for these connections to be made: no byte has to pass before a splice.
+            let at_once = self.policy.when == Policy::default().when;
+            let when = if at_once { SpliceWhen::AtOnce } else { self.policy.when };
+            return Policy { when, ..self.policy.clone() };
+        }
         let when = match (self.http(), self.policy.when) {
             (Some(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
             (_, when) => when,

@@ -91,7 +91,7 @@ pub struct Front {
     pub listener: ListenerConfig,
     /// Policy of the listener, shared by all its flows.
     pub policy: Arc<Policy>,
-    /// Policy for bodies of HTTP messages, whose lengths are known.
+    /// Policy for bodies of HTTP messages, whose lengths are known, and for data connections of FTP.
     pub bodies: Arc<Policy>,
     pub(crate) tap: Option<Arc<TapDir>>,
     /// What serves its clients, if another crate has its protocol.

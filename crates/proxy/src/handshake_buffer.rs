@@ -28,6 +28,13 @@ pub(crate) enum HandshakeError<E> {
     Parse(E),
 }
 
+/// What was read before.
+impl From<Bytes> for HandshakeBuffer {
+    fn from(read: Bytes) -> HandshakeBuffer {
+        HandshakeBuffer { buffer: BytesMut::from(&read[..]) }
+    }
+}
+
 impl HandshakeBuffer {
     /// Returns the next message, as soon as `parse` finds it complete.
     pub(crate) async fn message<T, E>(

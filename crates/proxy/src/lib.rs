@@ -6,7 +6,7 @@
 //! answers. [`onward`] hands both legs to the engine, which relays and splices. [`log::access_log`] writes one line. Before all
 //! this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
 //!
-//! Other protocols are a [`Service`] each, in crates above this one: HTTP is in longsplice-proxy-http. Their configuration is
+//! Other protocols are a [`Service`] each: [`ftp`] here, HTTP in longsplice-proxy-http, a crate above this one. Configuration is
 //! here ([`routes`], [`filter`], [`config::pool`]), because one file has the keys of all protocols.
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
@@ -22,6 +22,7 @@ pub mod context;
 pub mod counters;
 pub mod fault;
 pub mod filter;
+pub mod ftp;
 mod handshake_buffer;
 pub mod limits;
 pub mod log;

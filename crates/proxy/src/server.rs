@@ -8,7 +8,7 @@ use crate::{
         Subject,
         own::{Listening, is_own},
     },
-    config::{Config, Http, ListenerConfig, Protocol, pool::PoolConfig},
+    config::{Config, Http, ListenerConfig, Protocol, ftp::Ftp, pool::PoolConfig},
     context::{Front, Live, ServerContext, Service, tap_dir::TapDir, workers::Workers},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
@@ -341,6 +341,15 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());
         }
         Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
+        Protocol::Ftp(Ftp { target: Some(target), .. }) => tracing::info!("ftp on {addr} to {target}"),
+        Protocol::Ftp(Ftp { users, .. })
+            if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
+        {
+            tracing::warn!(
+                "ftp on {addr}: leads everybody who can reach it to any server; add a target, users or rules"
+            );
+        }
+        Protocol::Ftp(_) => tracing::info!("ftp on {addr}"),
         Protocol::Plug { target, .. } => tracing::info!("plug on {addr} to {target}"),
         Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list().is_empty() => {
             tracing::warn!(
@@ -360,7 +369,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 /// Returns the listening sockets.
 fn listening(bound: &[(Source, ListenerConfig)]) -> Listening {
     let own = bound.iter().filter(|(source, l)| matches!(source, Source::Own(_)) && !l.intercepts);
-    Listening(own.map(|(_, l)| (l.listen, l.plug().cloned())).collect())
+    Listening(own.map(|(_, l)| (l.listen, l.fixed_target().cloned())).collect())
 }
 
 /// Source of connections: clients that connect to the proxy, or hosts that shake hands with each other.

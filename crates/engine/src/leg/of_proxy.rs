@@ -5,6 +5,7 @@ use longsplice_datapath::path_facts;
 use std::{
     any::Any,
     io,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -45,6 +46,12 @@ pub trait LegOfProxy {
 
     /// Returns whether the socket was accepted, and nobody has waited for it yet.
     fn is_idle(&self) -> bool;
+
+    /// Sets keep-alive probes ([`Policy::keepalive`](crate::Policy)) of a leg that is in no flow.
+    fn keep_alive(&mut self, after: Option<Duration>);
+
+    /// Writes once. The last of these bytes is urgent (RFC 9293, 3.8.5).
+    fn poll_write_urgent(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
 
     /// Registers the socket with the current runtime, unless it is registered.
     fn attend(&mut self) -> io::Result<()>;
@@ -100,6 +107,14 @@ impl LegOfProxy for Leg {
 
     fn is_idle(&self) -> bool {
         Leg::is_idle(self)
+    }
+
+    fn keep_alive(&mut self, after: Option<Duration>) {
+        Leg::keep_alive(self, after);
+    }
+
+    fn poll_write_urgent(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_give(cx, bytes, true)
     }
 
     fn attend(&mut self) -> io::Result<()> {

@@ -11,7 +11,11 @@ use longsplice_datapath::{
 };
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
-use std::{io, net::SocketAddr, time::Instant};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 /// Number of source ports to try before a connect fails. If one port in fifty is free,
 /// one connect in two hundred does not find it. Each attempt takes six microseconds.
@@ -31,6 +35,8 @@ pub(crate) struct Behalf<'a> {
     pub hops: Option<u8>,
     /// The client's SYN, as long as it has no leg.
     pub syn: Option<&'a Handshake>,
+    /// Our address; `None`: as configured, or as the kernel chooses.
+    pub from: Option<IpAddr>,
 }
 
 impl Behalf<'_> {
@@ -54,12 +60,19 @@ impl Splicer {
         if let Some(early) = client.early_to(server) {
             return early.connected().await;
         }
-        self.connect_for(server, Behalf { client: Some(client), hops: client.opened.hops, syn: None }).await
+        self.connect_for(server, Behalf { client: Some(client), hops: client.opened.hops, ..Behalf::default() }).await
     }
 
     /// Connects to a server, like [`Splicer::connect`], on behalf of no client.
     pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
         self.connect_for(server, Behalf::default()).await
+    }
+
+    /// Connects from this address of ours, on behalf of `client` if there is one already. A second connection of a client or
+    /// server that knows us by our address on the first one has to come from there.
+    #[doc(hidden)]
+    pub async fn connect_from(&self, from: IpAddr, to: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+        self.connect_for(to, Behalf { client, from: Some(from), ..Behalf::default() }).await
     }
 
     pub(crate) async fn connect_for(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
@@ -76,19 +89,20 @@ impl Splicer {
     async fn try_connect(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
         let client = behalf.client;
         if let Some(why) = client.and_then(Leg::refusal) {
-            return self.connect_untracked(server, Some(why)).await;
+            return self.connect_untracked(server, behalf.from, Some(why)).await;
         }
         let ports = &self.engine().ports;
         let (mut usual, mut fresh) = ports.usual_for(server)?;
         let Some(d) = self.datapath() else {
-            return self.connect_untracked(server, None).await;
+            return self.connect_untracked(server, behalf.from, None).await;
         };
         if usual.source.is_loopback() || usual.source == server.ip() {
-            return self.connect_untracked(server, Some(Refusal::Loopback)).await;
+            return self.connect_untracked(server, behalf.from, Some(Refusal::Loopback)).await;
         }
         let turn = ports.next_turn();
         for tries in 0..PORT_TRIES {
-            let t = ports.candidate(turn, tries, server, usual.source);
+            let mut t = ports.candidate(turn, tries, server, usual.source);
+            behalf.from.iter().for_each(|from| t.local.set_ip(*from));
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
             self.engine().opened(&s);
             s.set_reuse_address(true)?; // ports are counted per server
@@ -142,10 +156,15 @@ impl Splicer {
         ))
     }
 
-    async fn connect_untracked(&self, server: SocketAddr, refusal: Option<Refusal>) -> io::Result<Leg> {
+    async fn connect_untracked(
+        &self,
+        server: SocketAddr,
+        from: Option<IpAddr>,
+        refusal: Option<Refusal>,
+    ) -> io::Result<Leg> {
         let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
         self.engine().opened(&s);
-        if let Some(source) = self.engine().ports.named(server)? {
+        if let Some(source) = from.map_or_else(|| self.engine().ports.named(server), |from| Ok(Some(from)))? {
             setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses the port per server
             s.bind(&SocketAddr::new(source, 0).into())?;
         }

@@ -215,7 +215,7 @@ impl Pipeline {
         }
         let (splicer, held) = (self.splicer.clone(), self.confirms.then(|| (Arc::downgrade(self), syn, key)));
         let connecting = tokio::spawn(async move {
-            let behalf = Behalf { client: None, hops: Some(asking.hops), syn: Some(&syn) };
+            let behalf = Behalf { hops: Some(asking.hops), syn: Some(&syn), ..Behalf::default() };
             let connected = splicer.connect_for(client.local, behalf).await;
             let connected = connected.map(|leg| Unclaimed { splicer, leg: Some(leg) });
             match held.and_then(|(pipeline, syn, key)| Some((pipeline.upgrade()?, syn, key))) {

@@ -86,7 +86,23 @@ pub struct Listener {
     pipeline: OnceLock<Arc<Pipeline>>,
     /// The local address of all its connections. `None`: each may have another one.
     local: Option<SocketAddr>,
+    /// See [`Splicer::listen_for_a_while`].
+    _while: Option<Tracked>,
     listener: AsyncFd<OwnedFd>,
+}
+
+/// Connections to this address are tracked until this is dropped.
+struct Tracked {
+    splicer: Splicer,
+    addr: SocketAddr,
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.splicer.datapath().map(|d| d.unlisten(self.addr)) {
+            tracing::debug!(addr = %self.addr, %error, "connections to an address that is left are still tracked");
+        }
+    }
 }
 
 impl Listener {
@@ -168,6 +184,22 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
+    /// Listens like [`Splicer::listen_on`], for a connection or two: the data path knows the address until the listener is
+    /// dropped. If it has no room for another one, the connections are copied.
+    #[doc(hidden)]
+    pub async fn listen_for_a_while(&self, socket: BoundSocket) -> io::Result<Listener> {
+        let addr = ip(&socket.socket.local_addr()?);
+        let tracked = match self.datapath().map(|d| d.listen(addr)) {
+            Some(Ok(())) => Some(Tracked { splicer: self.clone(), addr }),
+            Some(Err(error)) => {
+                tracing::debug!(%addr, %error, "connections to a new address are copied");
+                None
+            }
+            None => None,
+        };
+        self.listen_to_copy(socket).await.map(|l| Listener { to_copy: false, _while: tracked, ..l })
+    }
+
     /// Listens for connections of other hosts to `to` that ask for a proxy ([`Tpot`]). The local address of an accepted leg
     /// is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
     /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
@@ -196,7 +228,7 @@ impl Splicer {
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register(socket.into(), Interest::READABLE)?;
         let (splicer, pipeline) = (self.clone(), OnceLock::new());
-        Ok(Listener { splicer, to_copy: true, has_listened, tpot: None, pipeline, local, listener })
+        Ok(Listener { splicer, to_copy: true, has_listened, tpot: None, pipeline, local, _while: None, listener })
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     asking::RawAsking,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter},
+    ftp::FtpOptions,
     plug::parse_listen,
     pool::PoolConfig,
     route::RawRoute,
@@ -155,6 +156,7 @@ struct Listener {
     tap: Option<Spanned<PathBuf>>,
     filter: Option<Spanned<Table<RawFilter>>>,
     cache: Option<Spanned<RawCache>>,
+    ftp: Option<Spanned<Table<FtpOptions>>>,
     #[serde(default)]
     rules: Tables<Spanned<RawRule>>,
     #[serde(default)]
@@ -169,6 +171,7 @@ enum Name {
     Socks5,
     Http,
     Tls,
+    Ftp,
     Plug,
     Transparent,
     Tpot,
@@ -178,7 +181,7 @@ impl Name {
     /// Whether clients can log in. `forwards`: whether they name their targets.
     fn has_users(self, forwards: bool) -> bool {
         match self {
-            Name::Socks5 => true,
+            Name::Socks5 | Name::Ftp => true,
             Name::Http => forwards,
             Name::Tls | Name::Plug | Name::Transparent | Name::Tpot => false,
         }
@@ -416,10 +419,13 @@ impl SourceFile<'_> {
         let methods_or_path = |r: &Spanned<RawRule>| {
             r.get_ref().methods.as_ref().map(Spanned::span).or(r.get_ref().path.as_ref().map(Spanned::span))
         };
-        if raw.protocol != Name::Http
-            && let Some(span) = raw.rules.0.iter().find_map(methods_or_path)
-        {
-            return Err(self.wrong(span, "only HTTP has methods and paths: remove the key, or use protocol = \"http\""));
+        let judges = raw.rules.0.iter().find_map(methods_or_path);
+        if let (Some(span), false) = (&judges, matches!(raw.protocol, Name::Http | Name::Ftp)) {
+            let cure = "only HTTP and FTP have methods and paths: remove the key, or use protocol = \"http\"";
+            return Err(self.wrong(span.clone(), cure));
+        }
+        if let (Some(ftp), true) = (&raw.ftp, raw.protocol != Name::Ftp) {
+            return Err(self.wrong(ftp.span(), "only FTP has this: remove the key, or use protocol = \"ftp\""));
         }
         let names_users = |r: &Spanned<RawRule>| r.get_ref().users.as_ref().map(Spanned::span);
         if !raw.protocol.has_users(raw.route.0.is_empty() && !intercepts)
@@ -430,7 +436,7 @@ impl SourceFile<'_> {
         if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
         }
-        if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent | Name::Tpot) =
+        if let (Some(route), Name::Socks5 | Name::Ftp | Name::Plug | Name::Transparent | Name::Tpot) =
             (raw.route.0.first(), raw.protocol)
         {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
@@ -478,6 +484,10 @@ impl SourceFile<'_> {
                     target.span(),
                     "a TLS client names its own target: write `target` below a [[listener.route]]",
                 ));
+            }
+            (Name::Ftp, target) => {
+                let users = self.users(raw.users, raw.users_file)?;
+                Protocol::Ftp(self.ftp(target.map(|target| target.into_inner().0), users, raw.ftp, judges)?)
             }
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));

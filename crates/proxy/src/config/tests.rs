@@ -164,7 +164,7 @@ fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("xdp = [\"eth0\", \"\"]", (1, 16), "no name of a device");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
-    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `plug`");
+    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `ftp`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
@@ -401,7 +401,11 @@ fn mistakes_in_sites() {
         (4, 1),
         "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"",
     );
-    expect(&socks("rules = [{ action = \"deny\", path = \"/x\" }]"), (4, 36), "only HTTP has methods and paths");
+    expect(
+        &socks("rules = [{ action = \"deny\", path = \"/x\" }]"),
+        (4, 36),
+        "only HTTP and FTP have methods and paths",
+    );
     expect(&socks("rules = [{ action = \"deny\", users = \"\" }]"), (4, 37), "nobody has an empty name");
     let plug = format!("{PLUG}target = \"a:1\"\nrules = [{{ action = \"deny\", users = \"ann\" }}]");
     expect(&plug, (5, 37), "do not log in");
@@ -594,18 +598,19 @@ fn only_a_plug_without_proxy_headers_shakes_hands_end_to_end() {
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 15] = [
+const TABLES: [(&str, &[&str]); 16] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
     (
         "[[listener]]\nunknown = 1",
-        &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs", "Handshakes end to end", "Translucent"],
+        &["Listeners", "SOCKS", "HTTP", "TLS", "FTP", "Plugs", "Handshakes end to end", "Translucent"],
     ),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
     ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
     ("[[listener]]\nlimits.unknown = 1", &["Limits"]),
     ("[[listener]]\nproxy_protocol.unknown = 1", &["PROXY protocol"]),
+    ("[[listener]]\nftp.unknown = 1", &["FTP options"]),
     ("[[listener]]\nfilter.unknown = 1", &["Filter"]),
     ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
     ("[[listener]]\ncache.unknown = 1", &["Cache"]),
@@ -616,7 +621,7 @@ const TABLES: [(&str, &[&str]); 15] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 11] = [
+const WORDS: [(&str, &str, &[&str]); 13] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
@@ -625,6 +630,8 @@ const WORDS: [(&str, &str, &[&str]); 11] = [
     ("[[listener]]\nhandshake = \"unknown\"", "handshake", &["Plugs", "Translucent"]),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", &["Rules"]),
     ("[[listener]]\nproxy_protocol.send = \"unknown\"", "send", &["PROXY protocol"]),
+    ("[[listener]]\nftp.data = \"unknown\"", "data", &["FTP options"]),
+    ("[[listener]]\nftp.tls = \"unknown\"", "tls", &["FTP options"]),
     ("[[listener]]\nfilter.rules = [{ action = \"unknown\" }]", "action", &["Filter rules"]),
     ("[[listener]]\nfilter.accept_encoding = \"unknown\"", "accept_encoding", &["Filter"]),
     ("[pool.p]\nbalance = \"unknown\"", "balance", &["Pools"]),

@@ -107,6 +107,9 @@ impl SourceFile<'_> {
                         remove the key, or use handshake = \"proxy\"";
             return Err(self.wrong(span, cure));
         }
+        if let Protocol::Ftp(_) = protocol {
+            return Err(self.wrong(span, "data connections have no such header: remove the key"));
+        }
         if raw.required && raw.from.0.is_empty() {
             let cure = "nobody may send the header that is required: add from = [\"PREFIX\", ...]";
             return Err(self.wrong(span, cure));

@@ -99,8 +99,8 @@ async fn handshake(
         }
         Protocol::Tls(tls) => return tls::handshake(shared, listener, tls, (client, buffer), record).await,
         Protocol::Plug { target, .. } => target.clone(),
-        // The address that the client wants. HTTP and transparent connections are served elsewhere.
-        Protocol::Tpot | Protocol::Http(_) | Protocol::Transparent => client.local().into(),
+        // The address that the client wants. HTTP, FTP and transparent connections are served elsewhere.
+        Protocol::Tpot | Protocol::Http(_) | Protocol::Ftp(_) | Protocol::Transparent => client.local().into(),
     };
     record.target = Some(target.to_string());
     let subject = Subject::by(client.source().ip());
@@ -113,7 +113,7 @@ async fn handshake(
 pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, server: Leg) {
     let listener = &front.listener;
     let mut record = Record::new(listener.protocol.name(), listener.listen, client.source());
-    record.target = Some(listener.plug().map_or_else(|| server.remote().to_string(), Target::to_string));
+    record.target = Some(listener.fixed_target().map_or_else(|| server.remote().to_string(), Target::to_string));
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }

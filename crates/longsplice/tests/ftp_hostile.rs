@@ -1,0 +1,331 @@
+//! FTP with clients and servers that do what they should not, or nothing at all. Needs root and eBPF, and fails without.
+
+use crate::{
+    ftp_talk::Talk,
+    running::{LONGSPLICE, Pins, Running, eventually},
+};
+use longsplice_lab::{
+    Family, Lab, Shape,
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},
+};
+use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt::OobInline};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+const PORT: u16 = 2121;
+
+/// A lab with the proxy. The test is the server, and the client.
+struct Place {
+    proxy: Running,
+    pins: Pins,
+    door: TcpListener,
+    lab: Lab,
+    _dir: TempDir,
+}
+
+impl Place {
+    fn new(more: &str) -> Place {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("longsplice.toml");
+        let (listen, target) = (FORWARDER_TO_CLIENT.port(Family::V4, PORT), SERVER.port(Family::V4, PORT));
+        let config =
+            format!("[[listener]]\nprotocol = \"ftp\"\nlisten = \"{listen}\"\ntarget = \"{target}\"\n{more}\n");
+        fs::write(&file, config).unwrap();
+        let pins = Pins::of(&lab.forwarder);
+        let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
+        let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        let door = lab.server.run(|| TcpListener::bind(target).unwrap());
+        Place { proxy, pins, door, lab, _dir: dir }
+    }
+
+    /// A session after the greeting: the client's end, and the server's.
+    fn session(&self) -> (Talk, Talk) {
+        let client = self.lab.client.run(|| Talk::to(FORWARDER_TO_CLIENT.port(Family::V4, PORT)));
+        let mut ends = (client, Talk::of(self.door.accept().unwrap().0));
+        ends.1.send(b"220 hello\r\n");
+        assert_eq!(ends.0.reply().0, 220);
+        ends
+    }
+
+    fn connect(&self, to: SocketAddr) -> TcpStream {
+        self.lab.client.run(|| TcpStream::connect(to).unwrap())
+    }
+
+    fn end(mut self) -> Vec<Value> {
+        self.proxy.end(&self.pins)
+    }
+}
+
+/// Answers PASV, as a server that listens at this address.
+fn offer(server: &mut Talk, at: SocketAddr) {
+    assert_eq!(server.line().unwrap(), "PASV\r\n");
+    let ip = at.ip().to_string().replace('.', ",");
+    let [high, low] = at.port().to_be_bytes();
+    server.send(format!("227 Here ({ip},{high},{low})\r\n").as_bytes());
+}
+
+#[test]
+#[ignore = "root"]
+fn lines_without_an_end() {
+    let place = Place::new("");
+    let (mut client, mut server) = place.session();
+    client.send(&[b'a'; 8192]);
+    assert_eq!(client.reply().0, 500);
+    assert!(client.is_over() && server.is_over());
+    let (mut client, mut server) = place.session();
+    client.send(b"RETR a\rDELE b\r\n");
+    assert_eq!(client.reply().0, 500);
+    assert!(client.is_over() && server.is_over(), "the server has seen none of it");
+    // the longest that fits
+    let (mut client, mut server) = place.session();
+    let longest = format!("SIZE {}\r\n", "x".repeat(8192 - 7));
+    client.send(longest.as_bytes());
+    assert_eq!(server.line().unwrap(), longest);
+    server.send(&[b'2'; 8192]);
+    assert_eq!(client.reply().0, 421);
+    assert!(client.is_over() && server.is_over());
+    let hows: Vec<Value> = place.end().iter().map(|r| r["how"].clone()).collect();
+    assert_eq!(hows, ["bad-request", "bad-request", "bad-reply"]);
+}
+
+#[test]
+#[ignore = "root"]
+fn replies_that_nobody_asked_for() {
+    let place = Place::new("");
+    for (sent, told) in [("230 you are in\r\n", "replies 230"), ("nonsense\r\n", "without a code"), ("", "closed")] {
+        let (mut client, mut server) = place.session();
+        match sent {
+            "" => drop(server),
+            _ => server.send(sent.as_bytes()),
+        }
+        let (code, text) = client.reply();
+        assert!(code == 421 && text.contains(told), "{text}");
+        assert!(client.is_over());
+    }
+    // it may say that it leaves
+    let (mut client, mut server) = place.session();
+    server.send(b"421 too long\r\n");
+    assert_eq!(client.reply(), (421, "421 too long\r\n".into()));
+    assert!(client.is_over() && server.is_over());
+    // replies come in order, however many commands wait
+    let (mut client, mut server) = place.session();
+    client.send(b"NOOP\r\nSYST\r\nHELP\r\n");
+    for (command, reply) in
+        [("NOOP\r\n", "200 a\r\n"), ("SYST\r\n", "215-b\r\n 215 c\r\n215 d\r\n"), ("HELP\r\n", "214 e\r\n")]
+    {
+        assert_eq!(server.line().unwrap(), command);
+        server.send(reply.as_bytes());
+        assert_eq!(client.reply().1, reply);
+    }
+    drop(client);
+    assert!(server.is_over());
+    let hows: Vec<Value> = place.end().iter().map(|r| r["how"].clone()).collect();
+    assert_eq!(hows, ["bad-reply", "bad-reply", "bad-reply", "closed", "closed"]);
+}
+
+/// Whatever address a reply has: the member of a cluster, or the server behind NAT, that has the control connection.
+#[test]
+#[ignore = "root"]
+fn data_go_to_the_host_of_the_control_connection() {
+    let place = Place::new("");
+    let (mut client, mut server) = place.session();
+    let data = place.lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, 0)).unwrap());
+    let port = data.local_addr().unwrap().port();
+    for named in [SERVER_SECOND.port(Family::V4, port), CLIENT.port(Family::V4, port), ([127, 0, 0, 1], port).into()] {
+        client.send(b"PASV\r\n");
+        offer(&mut server, named);
+        let mut stream = place.connect(client.passive_reply());
+        client.send(b"STOR x\r\n");
+        let (mut theirs, _) = data.accept().unwrap();
+        assert_eq!(theirs.local_addr().unwrap().ip(), SERVER.ip(Family::V4));
+        assert_eq!(server.line().unwrap(), "STOR x\r\n");
+        server.send(b"150 go\r\n");
+        assert_eq!(client.reply().0, 150);
+        stream.write_all(b"data").unwrap();
+        drop(stream);
+        let mut got = String::new();
+        theirs.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "data");
+        drop(theirs);
+        server.send(b"226 done\r\n");
+        assert_eq!(client.reply().0, 226);
+    }
+    // without a port, there is nothing
+    client.send(b"PASV\r\n");
+    assert_eq!(server.line().unwrap(), "PASV\r\n");
+    server.send(b"227 (1,2,3)\r\n");
+    assert_eq!(client.reply().0, 425);
+    client.send(b"EPSV\r\n");
+    assert_eq!(server.line().unwrap(), "PASV\r\n");
+    server.send(b"530 log in\r\n");
+    assert_eq!(client.reply().1, "530 log in\r\n");
+    assert_eq!(client.ask("RETR x").0, 425);
+    drop((client, server));
+    let records = place.end();
+    assert_eq!(records.iter().filter(|r| r["method"] == "STOR" && r["spliced_up"] == 4).count(), 3, "{records:#?}");
+}
+
+#[test]
+#[ignore = "root"]
+fn data_connections_that_are_never_made() {
+    let place = Place::new("limits = { connect = 1 }\nftp.data = \"active\"");
+    let (mut client, mut server) = place.session();
+    // the client does not connect: the server does not see the command
+    client.send(b"EPSV\r\n");
+    assert!(server.line().unwrap().starts_with("PORT "));
+    server.send(b"200 ok\r\n");
+    assert_eq!(client.reply().0, 229);
+    assert_eq!(client.ask("RETR x").0, 425);
+    // nothing listens at the client
+    client.send(b"PORT 10,77,1,2,4,1\r\n");
+    assert!(server.line().unwrap().starts_with("PORT "));
+    server.send(b"200 ok\r\n");
+    assert_eq!(client.reply().0, 200);
+    assert_eq!(client.ask("RETR x").0, 425);
+    // the server does not connect, and says so; the client's connection ends
+    client.send(b"EPSV\r\n");
+    assert!(server.line().unwrap().starts_with("PORT "));
+    server.send(b"200 ok\r\n");
+    let mut stream = place.connect(client.passive_reply());
+    client.send(b"RETR x\r\n");
+    assert_eq!(server.line().unwrap(), "RETR x\r\n");
+    server.send(b"425 cannot\r\n");
+    assert_eq!(client.reply().1, "425 cannot\r\n");
+    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    client.send(b"NOOP\r\n");
+    assert_eq!(server.line().unwrap(), "NOOP\r\n", "the session goes on");
+    server.send(b"200 ok\r\n");
+    assert_eq!(client.reply().0, 200);
+    drop((client, server, stream));
+    let records = place.end();
+    let hows: Vec<_> = records.iter().filter(|r| r["method"] == "RETR").map(|r| r["how"].as_str().unwrap()).collect();
+    assert_eq!(hows, ["timeout", "unreachable", "closed"], "{records:#?}");
+}
+
+/// Reads to a mark. Returns the bytes before it, and the urgent byte.
+fn to_mark(stream: &TcpStream) -> (Vec<u8>, u8) {
+    setsockopt(stream, OobInline, &false).unwrap();
+    let mut urgent = [0];
+    let byte = eventually("urgent data", || {
+        let found = recv(stream.as_raw_fd(), &mut urgent, MsgFlags::MSG_OOB | MsgFlags::MSG_DONTWAIT);
+        found.is_ok_and(|n| n == 1).then_some(urgent[0])
+    });
+    let mut before = [0; 64];
+    let n = recv(stream.as_raw_fd(), &mut before, MsgFlags::empty()).unwrap(); // it ends at the mark
+    (before[..n].to_vec(), byte)
+}
+
+#[test]
+#[ignore = "root"]
+fn marks_are_urgent_both_ways() {
+    let place = Place::new("");
+    let client = place.connect(FORWARDER_TO_CLIENT.port(Family::V4, PORT));
+    let server = place.door.accept().unwrap().0;
+    let mut client_talk = Talk::of(client.try_clone().unwrap());
+    let mut server_talk = Talk::of(server.try_clone().unwrap());
+    server_talk.send(b"220 hello\r\n");
+    client_talk.reply();
+    client_talk.send_urgent(b"\xff\xf4\xff\xf2");
+    client_talk.send(b"ABOR\r\n");
+    assert_eq!(to_mark(&server), (b"\xff\xf4\xff".to_vec(), 0xf2));
+    assert_eq!(server_talk.line().unwrap(), "ABOR\r\n");
+    server_talk.send_urgent(b"\xff\xf2");
+    server_talk.send(b"226 nothing to abort\r\n");
+    assert_eq!(to_mark(&client), (b"\xff".to_vec(), 0xf2));
+    assert_eq!(client_talk.reply().0, 226);
+    // options of Telnet are refused, and the server sees none of them
+    client_talk.send(b"\xff\xfd\x0aNO\xff\xfb\x01OP\r\n");
+    assert_eq!(server_talk.line().unwrap(), "NOOP\r\n");
+    let mut answers = [0; 6];
+    (&client).read_exact(&mut answers).unwrap();
+    assert_eq!(&answers, b"\xff\xfc\x0a\xff\xfe\x01");
+    server_talk.send(b"200 \xff\xff\r\n");
+    let mut line = [0; 8];
+    (&client).read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"200 \xff\xff\r\n");
+    drop((client, server, client_talk, server_talk));
+    place.end();
+}
+
+#[test]
+#[ignore = "root"]
+fn tls_is_relayed_whole() {
+    let place = Place::new("ftp.tls = \"relay\"");
+    let (mut client, mut server) = place.session();
+    client.send(b"FEAT\r\n");
+    assert_eq!(server.line().unwrap(), "FEAT\r\n");
+    server.send(b"211-Features\r\n AUTH TLS\r\n PROT\r\n LPSV\r\n EPSV\r\n211 End\r\n");
+    assert_eq!(client.reply().1, "211-Features\r\n AUTH TLS\r\n PROT\r\n EPSV\r\n EPRT\r\n211 End\r\n");
+    assert_eq!(client.ask("AUTH GSSAPI").0, 504);
+    for (reply, is_relayed) in [("534 no\r\n", false), ("234 yes\r\n", true)] {
+        client.send(b"AUTH TLS\r\n");
+        assert_eq!(server.line().unwrap(), "AUTH TLS\r\n");
+        server.send(reply.as_bytes());
+        assert_eq!(client.reply().1, reply);
+        if !is_relayed {
+            assert_eq!(client.ask("LPSV").0, 502, "commands are read");
+        }
+    }
+    for line in ["LPSV\r\n", "\x16\x03\x01\0 no line at all\n", "\n"] {
+        client.send(line.as_bytes());
+        assert_eq!(server.line().unwrap(), line);
+        server.send(line.as_bytes());
+        assert_eq!(client.line().unwrap(), line);
+    }
+    drop(client);
+    assert!(server.is_over());
+    drop(server);
+    let records = place.end();
+    assert_eq!((records.len(), &records[0]["how"], &records[0]["listener"]), (1, &"closed".into(), &"ftp".into()));
+}
+
+/// The idle limit is that of a session without data. They trickle for three times as long.
+#[test]
+#[ignore = "root"]
+fn a_session_is_kept_while_data_move() {
+    const IDLE: Duration = Duration::from_secs(2);
+    let place = Place::new("policy = { idle_limit = 2 }");
+    let (mut client, mut server) = place.session();
+    let data = place.lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, 0)).unwrap());
+    client.send(b"PASV\r\n");
+    offer(&mut server, data.local_addr().unwrap());
+    let mut stream = place.connect(client.passive_reply());
+    client.send(b"RETR x\r\n");
+    let (mut theirs, _) = data.accept().unwrap();
+    assert_eq!(server.line().unwrap(), "RETR x\r\n");
+    server.send(b"150 go\r\n");
+    assert_eq!(client.reply().0, 150);
+    let began = Instant::now();
+    while began.elapsed() < 3 * IDLE {
+        theirs.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        thread::sleep(IDLE / 8);
+    }
+    // a server may say that it is done long before its data are
+    server.send(b"226 done\r\n");
+    assert_eq!(client.reply().0, 226);
+    let began = Instant::now();
+    while began.elapsed() < 2 * IDLE {
+        theirs.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        thread::sleep(IDLE / 8);
+    }
+    client.send(b"NOOP\r\n");
+    assert_eq!(server.line().unwrap(), "NOOP\r\n");
+    server.send(b"200 ok\r\n");
+    assert_eq!(client.reply().0, 200);
+    drop((stream, theirs));
+    assert_eq!(client.reply().0, 421);
+    assert!(client.is_over() && server.is_over());
+    let records = place.end();
+    assert!(records.iter().any(|r| r["how"] == "idle" && r["method"].is_null()), "{records:#?}");
+}

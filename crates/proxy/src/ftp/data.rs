@@ -1,0 +1,186 @@
+//! Data connections: how both are made, and the flow that joins them.
+//!
+//! Each of the two is opened by us or by its host, as four commands and the configuration say, so there are four ways to make
+//! the pair, in any mixture of families. A data connection belongs to the host that has the control connection: it is opened to
+//! that address only, and accepted from that address only, on a port that is open for one connection (RFC 2577).
+
+use super::Session;
+use crate::{
+    access::PortRange,
+    context::{Live, ServerContext},
+    counters::Counters,
+    log::access_log::Record,
+    onward::write,
+};
+use longsplice_engine::{
+    BoundSocket, Command, Ended, FlowEventKind, FlowEvents, FlowInfo, Leftovers, Leg, LegOfProxy, Listener, SpliceWhen,
+    Splicer,
+};
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::time::timeout;
+
+/// Time that a splice of two fresh connections may take before the transfer begins without it: nothing has to be drained.
+const SPLICED_WITHIN: Duration = Duration::from_secs(1);
+
+/// How one of the two connections is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The host connects to this address of ours.
+    Awaited(SocketAddr),
+    /// We connect to this address of the host.
+    Opened(SocketAddr),
+}
+
+/// How the next data connection is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub client: Way,
+    pub server: Way,
+}
+
+/// The sockets of a [`Plan`], where connections are awaited.
+#[derive(Default)]
+pub(crate) struct Doors {
+    pub client: Option<Listener>,
+    pub server: Option<Listener>,
+}
+
+/// The line of a transfer in the access log. It is written when both the flow and the session have done with it.
+pub(crate) struct Line {
+    live: Arc<Live>,
+    started: Instant,
+    record: Mutex<Record>,
+}
+
+impl Line {
+    pub fn new(live: Arc<Live>, record: Record) -> Arc<Line> {
+        Arc::new(Line { live, started: Instant::now(), record: Mutex::new(record) })
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Record)) {
+        change(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn ended(&self, ended: &Ended) {
+        self.change(|record| {
+            record.ended(ended);
+            (record.client, record.server) = (ended.client, Some(ended.server));
+        });
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner).clone();
+        write(&self.live, record, self.started);
+    }
+}
+
+/// Opens a port at this address of ours for a data connection. Nobody can tell which: the kernel draws it, or we do.
+pub(crate) async fn open_door(
+    splicer: &Splicer,
+    mut at: SocketAddr,
+    ports: Option<PortRange>,
+) -> io::Result<(Listener, SocketAddr)> {
+    let socket = match ports {
+        None => {
+            at.set_port(0);
+            BoundSocket::bind(at)?
+        }
+        Some(PortRange { first, last }) => {
+            let count = u64::from(last - first) + 1;
+            // keyed by random numbers of the system
+            let start = RandomState::new().hash_one(at);
+            let bind = |n| {
+                at.set_port(first + ((start % count + n) % count) as u16);
+                BoundSocket::bind(at)
+            };
+            let mut bound =
+                (0..count).map(bind).skip_while(|b| matches!(b, Err(e) if e.kind() == io::ErrorKind::AddrInUse));
+            bound.next().unwrap_or_else(|| Err(io::ErrorKind::AddrInUse.into()))?
+        }
+    };
+    let door = splicer.listen_for_a_while(socket).await?;
+    let at = door.local_addr()?;
+    Ok((door, at))
+}
+
+/// Accepts the connection of this host. Those of others are reset.
+pub(crate) async fn accept_from(shared: &ServerContext, door: &Listener, host: IpAddr) -> io::Result<Leg> {
+    loop {
+        let leg = door.accept().await?;
+        if leg.remote().ip().to_canonical() == host.to_canonical() {
+            return Ok(leg);
+        }
+        Counters::add(&shared.counters.denied);
+        tracing::debug!(from = %leg.remote(), %host, "a data connection of another host is reset");
+        leg.reset_at_close();
+        shared.splicer.discard(leg);
+    }
+}
+
+/// Makes what can be made before the server has the command: the client's connection, and that to the server if we open it.
+pub(crate) async fn make(session: &Session<'_>, plan: Plan, doors: &Doors) -> io::Result<(Leg, Option<Leg>)> {
+    let (splicer, control) = (&session.live.shared.splicer, session.server()?);
+    let open = async |to: SocketAddr, from: &Leg, other: Option<&Leg>| {
+        splicer.connect_from(from.local().ip(), to, other).await
+    };
+    let gone = || io::Error::other("nothing listens for it");
+    match (plan.client, plan.server) {
+        (Way::Awaited(_), server) => {
+            let door = doors.client.as_ref().ok_or_else(gone)?;
+            let client = accept_from(&session.live.shared, door, session.client.leg.remote().ip()).await?;
+            match server {
+                Way::Opened(to) => {
+                    Ok(open(to, control, Some(&client)).await.map(Some).map(|server| (client, server))?)
+                }
+                Way::Awaited(_) => Ok((client, None)),
+            }
+        }
+        (Way::Opened(to), Way::Opened(server)) => {
+            let server = open(server, control, None).await?;
+            let client = open(to, &session.client.leg, Some(&server)).await?;
+            Ok((client, Some(server)))
+        }
+        (Way::Opened(to), Way::Awaited(_)) => Ok((open(to, &session.client.leg, None).await?, None)),
+    }
+}
+
+/// Joins both connections. Returns the number of the flow once it is spliced, if the policy is to splice it at once, or will not be.
+pub(crate) async fn join(session: &Session<'_>, mut client: Leg, server: Leg, line: &Arc<Line>) -> u64 {
+    let (splicer, front, line) = (&session.live.shared.splicer, session.front, line.clone());
+    let info = session.info();
+    if let Some(dir) = &front.tap {
+        client.tap(dir.tap(client.remote()));
+    }
+    Counters::add(&session.live.shared.counters.relayed);
+    let events = (front.bodies.when == SpliceWhen::AtOnce).then(|| splicer.subscribe());
+    let done = move |ended: Ended, _: &FlowInfo| line.ended(&ended);
+    let id = splicer.hand_over(client, server, Leftovers::default(), front.bodies.clone(), info, done);
+    if let Some(events) = events {
+        let _ = timeout(SPLICED_WITHIN, settled(events, id)).await; // then the first bytes are copied
+    }
+    id
+}
+
+async fn settled(mut events: FlowEvents, id: u64) {
+    while let Some(event) = events.next().await {
+        let settles =
+            matches!(event.kind, FlowEventKind::Spliced | FlowEventKind::Refused(_) | FlowEventKind::Ended(_));
+        if event.flow == id && settles {
+            return;
+        }
+    }
+}
+
+/// Resets both connections of a transfer that the server has refused.
+pub(crate) fn reset(splicer: &Splicer, flow: u64) {
+    splicer.command(flow, Command::Reset);
+}

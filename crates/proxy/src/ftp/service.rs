@@ -1,0 +1,49 @@
+//! FTP as one of the protocols of a program. Its listeners share nothing.
+
+use super::serve;
+use crate::{
+    Config, CounterValues, Handler, ListenerConfig, Protocol, Service, StartError,
+    context::{Front, Live, ServerContext},
+};
+use bytes::Bytes;
+use longsplice_engine::Leg;
+use std::{pin::Pin, sync::Arc, time::Duration};
+use tokio::task::JoinHandle;
+
+struct Ftp;
+
+/// Opens nothing: there is nothing to open.
+pub fn open(_: &Config) -> Result<Arc<dyn Service>, StartError> {
+    Ok(Arc::new(Ftp))
+}
+
+impl Service for Ftp {
+    fn serves(&self, protocol: &Protocol) -> bool {
+        matches!(protocol, Protocol::Ftp(_))
+    }
+
+    fn handler(&self, _: &ListenerConfig) -> Arc<dyn Handler> {
+        Arc::new(Ftp)
+    }
+
+    fn tend(&self, _: &ServerContext) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+
+    fn count(&self, _: &mut CounterValues) {}
+
+    fn flush(&self, _: Duration) {}
+}
+
+impl Handler for Ftp {
+    fn serve<'a>(
+        &'a self,
+        live: Live,
+        front: &'a Front,
+        client: Leg,
+        read: Bytes,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        let ftp = front.listener.ftp().expect("FTP is the only protocol that the service has");
+        Box::pin(serve(live, front, ftp, (client, read.into())))
+    }
+}

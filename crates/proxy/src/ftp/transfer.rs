@@ -1,0 +1,155 @@
+//! Commands that move data.
+
+use super::{
+    Hear, Heard, Next, Session,
+    data::{self, Doors, Line},
+    line::Command,
+};
+use crate::fault::{Fault, Step};
+use longsplice_engine::Leg;
+use std::{io, sync::Arc, time::Duration};
+use tokio::time::timeout;
+
+/// Data connections of a session that may still be closing when another one begins.
+const CLOSING_MAX: usize = 8;
+/// Time for the second of the two replies to an ABOR (RFC 959, 4.1.3). Some servers send one.
+const SECOND_REPLY: Duration = Duration::from_secs(5);
+
+/// A transfer whose command the server has.
+struct Transfer {
+    line: Arc<Line>,
+    /// Number of its flow, once both data connections are there.
+    flow: Option<u64>,
+    /// The client's data connection, as long as the server's is awaited.
+    waiting: Option<Leg>,
+    doors: Doors,
+    /// The server has said that it begins.
+    has_begun: bool,
+    /// The server has said how it ended.
+    is_over: bool,
+    /// Replies to come: to the command, and to those that were sent meanwhile.
+    replies: usize,
+    /// Of these, those to STAT. They may come before that to the transfer.
+    questions: usize,
+}
+
+impl Session<'_> {
+    /// Makes the data connections, passes the command on, and replies until all is said.
+    pub(super) async fn transfer(&mut self, command: &Command) -> Result<(), Next> {
+        let (plan, doors) = (self.state.plan.take(), std::mem::take(&mut self.doors));
+        let Some(plan) = plan else { return self.tell(425, "Use PASV, EPSV, PORT or EPRT first").await };
+        self.transfers.retain(|line| line.strong_count() > 0);
+        if self.transfers.len() >= CLOSING_MAX {
+            return self.tell(425, "Earlier data connections are still open").await;
+        }
+        let limit = self.front.listener.limits.connect;
+        let made = timeout(limit, data::make(self, plan, &doors)).await;
+        let (client, server) =
+            match made.map_err(|_| Fault::Timeout(Step::Connect)).and_then(|made| made.map_err(Fault::Unreachable)) {
+                Ok(legs) => legs,
+                Err(fault) => {
+                    self.log_refused(command, &fault);
+                    return self.tell(425, &format!("No data connection: {fault}")).await;
+                }
+            };
+        let line = Line::new(self.live.clone(), self.record_of(command));
+        self.transfers.push(Arc::downgrade(&line));
+        let (flow, waiting) = match server {
+            Some(server) => (Some(data::join(self, client, server, &line).await), None),
+            None => (None, Some(client)),
+        };
+        let mut transfer =
+            Transfer { line, flow, waiting, doors, has_begun: false, is_over: false, replies: 1, questions: 0 };
+        let done = match self.send(command).await {
+            Ok(()) => self.replies(&mut transfer).await,
+            Err(next) => Err(next),
+        };
+        if let Some(leg) = transfer.waiting {
+            self.live.shared.splicer.discard(leg);
+        }
+        done
+    }
+
+    async fn replies(&mut self, transfer: &mut Transfer) -> Result<(), Next> {
+        let (mut within, mut hear) = (None, Hear::Meanwhile);
+        while transfer.replies > 0 {
+            let late = if transfer.is_over { SECOND_REPLY } else { self.front.listener.limits.reply };
+            let door = transfer.doors.server.as_ref().filter(|_| transfer.waiting.is_some());
+            match self.hear(hear, within, late, door).await? {
+                Heard::Data(Ok(server)) => self.join(transfer, server).await,
+                Heard::Data(Err(error)) => self.give_up(transfer, &error),
+                Heard::Reply(line) => {
+                    within = if line.is_last { None } else { Some(line.code) };
+                    if line.is_last {
+                        self.judge_reply(transfer, line.code).await;
+                    }
+                    self.pass_line(&line).await?;
+                }
+                Heard::Command(command) => self.pass_meanwhile(transfer, &command).await?,
+                Heard::Waiting => hear = Hear::None,
+                Heard::Nothing if transfer.is_over => return Ok(()),
+                // data may take as long as they like
+                Heard::Nothing if Arc::strong_count(&transfer.line) > 1 => {}
+                Heard::Nothing => return Err(self.late().await),
+                Heard::Stop => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn join(&self, transfer: &mut Transfer, server: Leg) {
+        if let Some(client) = transfer.waiting.take() {
+            transfer.flow = Some(data::join(self, client, server, &transfer.line).await);
+        }
+    }
+
+    fn give_up(&self, transfer: &mut Transfer, error: &io::Error) {
+        tracing::debug!(%error, "a server's data connection cannot be accepted: the transfer has none");
+        transfer.waiting.take().into_iter().for_each(|leg| self.live.shared.splicer.discard(leg));
+    }
+
+    /// Takes note of what a reply says of the transfer.
+    async fn judge_reply(&self, transfer: &mut Transfer, code: u16) {
+        match code {
+            ..200 => transfer.has_begun = true,
+            211..=213 if transfer.questions > 0 => {
+                transfer.questions -= 1;
+                transfer.replies -= 1;
+            }
+            code => {
+                transfer.replies -= 1;
+                if !std::mem::replace(&mut transfer.is_over, true) {
+                    self.is_over(transfer, code).await;
+                }
+            }
+        }
+    }
+
+    async fn is_over(&self, transfer: &mut Transfer, code: u16) {
+        transfer.line.change(|record| record.status = Some(code));
+        if code < 400 {
+            // the server has made its connection before it says so
+            if let (Some(door), true, Ok(control)) = (&transfer.doors.server, transfer.waiting.is_some(), self.server())
+            {
+                let accepting = data::accept_from(&self.live.shared, door, control.remote().ip());
+                if let Ok(Ok(server)) = timeout(self.front.listener.limits.connect, accepting).await {
+                    self.join(transfer, server).await;
+                }
+            }
+        } else if let (Some(flow), false) = (transfer.flow, transfer.has_begun) {
+            // nothing moves, and the server may not even know of its connection
+            data::reset(&self.live.shared.splicer, flow);
+        }
+    }
+
+    /// Passes ABOR or STAT on.
+    async fn pass_meanwhile(&mut self, transfer: &mut Transfer, command: &Command) -> Result<(), Next> {
+        if let Err(fault) = self.judge(command) {
+            self.log_refused(command, &fault);
+            return self.tell(550, &fault.to_string()).await;
+        }
+        transfer.questions += usize::from(command.verb == "STAT");
+        transfer.replies += 1;
+        self.send(command).await
+    }
+}
