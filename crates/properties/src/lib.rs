@@ -9,6 +9,7 @@
 mod ftp;
 mod handshakes;
 mod http;
+mod login;
 
 /// A property.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +21,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
@@ -29,6 +30,8 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "socks5", check: handshakes::socks5 },
     Target { name: "socks4", check: handshakes::socks4 },
     Target { name: "proxy_protocol", check: handshakes::proxy_protocol },
+    Target { name: "telnet", check: login::telnet },
+    Target { name: "login", check: login::login },
     Target { name: "target", check: handshakes::target },
     Target { name: "ftp_command", check: ftp::command },
     Target { name: "ftp_reply", check: ftp::reply },

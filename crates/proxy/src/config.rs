@@ -9,6 +9,7 @@ mod cache;
 mod file;
 mod filter;
 pub mod ftp;
+pub mod login;
 pub mod plug;
 pub mod pool;
 mod route;
@@ -25,6 +26,7 @@ use crate::{
 pub use asking::Asking;
 pub use cache::CacheConfig;
 use ftp::Ftp;
+use login::Login;
 use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake};
 pub use longsplice_http::forward::Forwarded;
 use plug::Plug;
@@ -151,6 +153,8 @@ pub enum Protocol {
     Tls(Tls),
     /// FTP, with its data connections.
     Ftp(Ftp),
+    /// A conversation that asks who the client is and where it wants to go.
+    Login(Login),
     /// One fixed target for all clients.
     Plug {
         /// The target.
@@ -250,6 +254,7 @@ impl Protocol {
             Protocol::Ftp(ftp) => {
                 Traits { guarded: ftp.target.is_none(), answers: true, is_service: true, ..of("ftp") }
             }
+            Protocol::Login(login) => Traits { guarded: login.free, answers: true, ..of("login") },
             Protocol::Plug { .. } => Traits { unread: true, ..of("plug") },
             Protocol::Transparent => Traits { binds: false, ..of("transparent") },
             Protocol::Tpot => Traits { guarded: true, binds: false, unread: true, ..of("tpot") },
@@ -354,8 +359,13 @@ impl ListenerConfig {
 
     /// Returns the targets that the configuration names, without those of pools.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
-        let routes = if let Protocol::Tls(tls) = &self.protocol { &tls.routes[..] } else { &[] };
-        self.fixed_target().into_iter().chain(routes.iter().filter_map(|route| route.target.as_ref()))
+        let (routes, named) = match &self.protocol {
+            Protocol::Tls(tls) => (&tls.routes[..], &[][..]),
+            Protocol::Login(login) => (&[][..], &login.destinations[..]),
+            _ => Default::default(),
+        };
+        let of_routes = routes.iter().filter_map(|route| route.target.as_ref());
+        self.fixed_target().into_iter().chain(of_routes).chain(named.iter().map(|destination| &destination.target))
     }
 
     /// Returns whether the first data of connections is held until they are spliced: their hosts shake hands with each other,
@@ -507,5 +517,7 @@ fn wrong_argument(option: &'static str, value: &str, e: &dyn fmt::Display) -> Co
 
 #[cfg(test)]
 mod judged_tests;
+#[cfg(test)]
+mod login_tests;
 #[cfg(test)]
 mod tests;

@@ -26,6 +26,7 @@ pub mod ftp;
 mod handshake_buffer;
 pub mod limits;
 pub mod log;
+pub mod login;
 pub mod onward;
 pub mod proxy_protocol;
 pub mod resolve;

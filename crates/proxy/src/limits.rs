@@ -182,7 +182,8 @@ impl Drop for Slot {
     }
 }
 
-fn counted_as(client: IpAddr) -> IpAddr {
+/// Returns the address by which a client is counted: a host may use all of a /64.
+pub(crate) fn counted_as(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
         v4 => v4,

@@ -356,7 +356,12 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
                 "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"
             );
         }
-        Protocol::Tls(_) => tracing::info!("tls on {addr}"),
+        Protocol::Login(login)
+            if !login.asks_users() && login.free && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
+        {
+            tracing::warn!("login on {addr}: leads everybody who can reach it to any host; add users or rules");
+        }
+        Protocol::Tls(_) | Protocol::Login(_) => tracing::info!("{} on {addr}", protocol.name()),
         Protocol::Transparent if !addr.ip().is_unspecified() && is_own(addr.ip()) => {
             tracing::warn!(
                 "transparent on {addr}: this is an address of this machine, whose connections are not taken part in"

@@ -3,10 +3,14 @@
 //! RFC 1929 and RFC 7617 send passwords in the clear: they keep strangers out of a proxy on a trusted network, and are
 //! useless on any other. The configuration has them in the clear, or as slow hashes: bcrypt, SHA-crypt or Argon2id.
 
+pub mod cleared;
+pub(crate) mod external_check;
+pub(crate) mod failures;
 pub mod hashes;
 mod verify;
 
 use crate::users::{
+    cleared::clear,
     hashes::{Hash, HashError},
     verify::Verifier,
 };
@@ -22,6 +26,12 @@ pub struct Credentials {
     pub name: Vec<u8>,
     /// Password.
     pub password: Vec<u8>,
+}
+
+impl Drop for Credentials {
+    fn drop(&mut self) {
+        clear(&mut self.password);
+    }
 }
 
 impl fmt::Debug for Credentials {

@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn names_and_passwords() {
-        let read = |v: &str| basic(v.as_bytes()).map(|c| (c.name, c.password));
+        let read = |v: &str| basic(v.as_bytes()).map(|c| (c.name.clone(), c.password.clone()));
         let ann = Some((b"ann".to_vec(), b"s:t".to_vec()));
         assert_eq!(read("Basic YW5uOnM6dA=="), ann);
         assert_eq!(read("bAsIc   YW5uOnM6dA=="), ann);

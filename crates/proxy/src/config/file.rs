@@ -9,6 +9,7 @@ use super::{
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter},
     ftp::FtpOptions,
+    login::{RawDestination, RawKeys, RawLogin},
     plug::parse_listen,
     pool::PoolConfig,
     route::RawRoute,
@@ -150,6 +151,10 @@ struct Listener {
     forwarded: Option<Spanned<RawForwarded>>,
     strict_replies: Option<Spanned<bool>>,
     port: Option<Spanned<NonZeroU16>>,
+    telnet: Option<Spanned<bool>>,
+    login: Option<Spanned<RawLogin>>,
+    #[serde(default)]
+    destination: Tables<Spanned<RawDestination>>,
     #[serde(default)]
     route: Tables<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
@@ -160,7 +165,7 @@ struct Listener {
     #[serde(default)]
     rules: Tables<Spanned<RawRule>>,
     #[serde(default)]
-    policy: Table<Policy>,
+    policy: Table<RawPolicy>,
     #[serde(default)]
     limits: Table<Limits>,
 }
@@ -172,6 +177,7 @@ enum Name {
     Http,
     Tls,
     Ftp,
+    Login,
     Plug,
     Transparent,
     Tpot,
@@ -181,7 +187,7 @@ impl Name {
     /// Whether clients can log in. `forwards`: whether they name their targets.
     fn has_users(self, forwards: bool) -> bool {
         match self {
-            Name::Socks5 | Name::Ftp => true,
+            Name::Socks5 | Name::Ftp | Name::Login => true,
             Name::Http => forwards,
             Name::Tls | Name::Plug | Name::Transparent | Name::Tpot => false,
         }
@@ -257,6 +263,22 @@ impl Keys for Policy {
             PolicyKey::Keepalive => self.keepalive = Some(table.next_value::<Keepalive>()?.0),
         }
         Ok(())
+    }
+}
+
+/// The table `policy`, and whether it says when to splice.
+#[derive(Default)]
+struct RawPolicy {
+    policy: Policy,
+    says_when: bool,
+}
+
+impl Keys for RawPolicy {
+    type Key = PolicyKey;
+
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: PolicyKey, table: &mut A) -> Result<(), A::Error> {
+        self.says_when |= matches!(key, PolicyKey::Splice);
+        self.policy.set(key, table)
     }
 }
 
@@ -436,14 +458,22 @@ impl SourceFile<'_> {
         if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
         }
-        if let (Some(route), Name::Socks5 | Name::Ftp | Name::Plug | Name::Transparent | Name::Tpot) =
+        let of_login = [
+            raw.telnet.as_ref().map(Spanned::span),
+            raw.login.as_ref().map(Spanned::span),
+            raw.destination.0.first().map(Spanned::span),
+        ];
+        if let (Some(span), true) = (of_login.into_iter().flatten().next(), raw.protocol != Name::Login) {
+            return Err(self.wrong(span, "only login gateways have this: remove it, or use protocol = \"login\""));
+        }
+        if let (Some(route), Name::Socks5 | Name::Ftp | Name::Login | Name::Plug | Name::Transparent | Name::Tpot) =
             (raw.route.0.first(), raw.protocol)
         {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
-        match (raw.protocol, users, raw.route.0.first()) {
+        match (raw.protocol, users.clone(), raw.route.0.first()) {
             (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span), _) => {
                 let cure =
                     "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
@@ -489,6 +519,19 @@ impl SourceFile<'_> {
                 let users = self.users(raw.users, raw.users_file)?;
                 Protocol::Ftp(self.ftp(target.map(|target| target.into_inner().0), users, raw.ftp, judges)?)
             }
+            (Name::Login, None) => {
+                let keys = RawKeys {
+                    telnet: raw.telnet.is_some_and(Spanned::into_inner),
+                    login: raw.login.map(Spanned::into_inner),
+                    destinations: raw.destination,
+                };
+                let known = self.users(raw.users, raw.users_file)?;
+                Protocol::Login(self.login(span, (known, users), keys)?)
+            }
+            (Name::Login, Some(target)) => {
+                let cure = "clients choose: write it as a [[listener.destination]], or use protocol = \"plug\"";
+                return Err(self.wrong(target.span(), cure));
+            }
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
@@ -508,7 +551,12 @@ impl SourceFile<'_> {
         listener.handshake = of_tpot;
         let rules = Rules::new(self.rules(raw.rules.0, listener.rules.guarded), listener.rules.guarded);
         listener.rules = if intercepts { rules.for_intercepted() } else { rules };
-        listener.policy = raw.policy.0;
+        let RawPolicy { policy, says_when } = raw.policy.0;
+        listener.policy = policy;
+        // The conversation is over: what follows is not read.
+        if let (Protocol::Login(_), false) = (&listener.protocol, says_when) {
+            listener.policy.when = SpliceWhen::AtOnce;
+        }
         listener.limits = raw.limits.0;
         listener.proxy_protocol = proxy_protocol;
         listener.tap = raw.tap.map(|dir| self.path(dir.get_ref()));

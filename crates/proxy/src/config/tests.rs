@@ -164,7 +164,7 @@ fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("xdp = [\"eth0\", \"\"]", (1, 16), "no name of a device");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
-    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `ftp`, `plug`");
+    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `ftp`, `login`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
@@ -598,13 +598,13 @@ fn only_a_plug_without_proxy_headers_shakes_hands_end_to_end() {
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 16] = [
+const TABLES: [(&str, &[&str]); 19] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
     (
         "[[listener]]\nunknown = 1",
-        &["Listeners", "SOCKS", "HTTP", "TLS", "FTP", "Plugs", "Handshakes end to end", "Translucent"],
+        &["Listeners", "SOCKS", "HTTP", "TLS", "FTP", "Login gateway", "Plugs", "Handshakes end to end", "Translucent"],
     ),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
     ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
@@ -614,6 +614,9 @@ const TABLES: [(&str, &[&str]); 16] = [
     ("[[listener]]\nfilter.unknown = 1", &["Filter"]),
     ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
     ("[[listener]]\ncache.unknown = 1", &["Cache"]),
+    ("[[listener]]\nlogin.unknown = 1", &["Conversation"]),
+    ("[[listener]]\nlogin.check.unknown = 1", &["External check"]),
+    ("[[listener]]\ndestination = [{ unknown = 1 }]", &["Destinations"]),
     ("[[listener]]\nroute = [{ unknown = 1 }]", &["Reverse proxy", "TLS routes"]),
     ("[pool.p]\nunknown = 1", &["Pools"]),
     ("[pool.p]\nservers = [{ unknown = 1 }]", &["Servers"]),
@@ -737,6 +740,10 @@ fn the_page_has_the_right_defaults() {
         ("Filter", "first", filter.first.to_string()),
         ("Filter", "wait", seconds(filter.wait)),
         ("Cache", "size", cache.to_string()),
+        ("Conversation", "prompt", seconds(Login::default().prompt)),
+        ("Conversation", "time", seconds(Login::default().time)),
+        ("Conversation", "failures", Login::default().max_failures.to_string()),
+        ("External check", "limit", seconds(crate::users::external_check::LIMIT)),
         ("Pools", "tries", pool.tries.to_string()),
         ("Pools", "idle_connections", pool.idle_connections.to_string()),
         ("Pools", "idle_time", seconds(pool.idle_time)),

@@ -11,6 +11,7 @@ use crate::{
     fault::{Fault, Step},
     handshake_buffer::HandshakeBuffer,
     log::access_log::Record,
+    login,
     onward::{Ready, Relayed, connect, linger, relay, write},
     socks::{self, SocksRequest},
     target::Target,
@@ -98,6 +99,9 @@ async fn handshake(
             return socks_handshake(shared, listener, users, (client, buffer), record).await;
         }
         Protocol::Tls(tls) => return tls::handshake(shared, listener, tls, (client, buffer), record).await,
+        Protocol::Login(login) => {
+            return Box::pin(login::handshake(shared, listener, login, (client, buffer), record)).await;
+        }
         Protocol::Plug { target, .. } => target.clone(),
         // The address that the client wants. HTTP, FTP and transparent connections are served elsewhere.
         Protocol::Tpot | Protocol::Http(_) | Protocol::Ftp(_) | Protocol::Transparent => client.local().into(),

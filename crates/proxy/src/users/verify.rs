@@ -3,7 +3,7 @@
 //! HTTP clients send the password with each request, so a right password is remembered for a while, as
 //! a digest of hash and password. Wrong ones are not remembered, so each guess takes its full time.
 
-use crate::users::hashes::Hash;
+use crate::users::{cleared::Cleared, hashes::Hash};
 use sha2::{Digest, Sha256};
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ impl Verifier {
             return true;
         }
         let Ok(permit) = self.running.clone().acquire_owned().await else { return false };
-        let (hash, password) = (hash.clone(), password.to_owned());
+        let (hash, password) = (hash.clone(), Cleared::from_vec(password.to_owned()));
         // Cannot be cancelled: it counts until it has really ended.
         let verified = spawn_blocking(move || {
             let verified = hash.verify(&password);
