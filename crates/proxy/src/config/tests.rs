@@ -164,7 +164,11 @@ fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("xdp = [\"eth0\", \"\"]", (1, 16), "no name of a device");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
-    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `ftp`, `login`, `plug`");
+    expect(
+        "[[listener]]\nprotocol = \"gopher\"",
+        (2, 12),
+        "expected one of `socks5`, `http`, `tls`, `ftp`, `login`, `plug`",
+    );
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
