@@ -7,11 +7,19 @@
 #include "fast.h"
 #include "path.h"
 
-/* Remove a leg's entries, and tell user space to whom they belonged. more: those of the flow's other leg follow. keep: the path
- * entry stays, so that its host is still reset (reset_again()), until user space forgets the flow. */
-static __noinline int replace(const struct tuple *t, int more, int keep)
+/* What begin_anew() does with the flow's other leg, sc->other. */
+enum other_leg {
+	OTHER_NONE,     /* there is none */
+	OTHER_GOES,     /* its entries go, or its late segments would enter the new connection */
+	OTHER_IS_RESET, /* its record goes; its host may not have got the reset, and is answered with another one */
+};
+
+/* Remove a leg's entries, and tell user space to whom they belonged. other: enum other_leg. OTHER_NONE: this is the leg of the
+ * SYN, which is the last. The other leg goes first, and user space is told that one follows. If that is reset, its path entry
+ * stays, so that its host is still reset (reset_again()), until user space forgets the flow. */
+static __noinline int replace(const struct tuple *t, int other)
 {
-	struct replaced last = { .more = more };
+	struct replaced last = { .more = other != OTHER_NONE };
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
 	struct half h = {};
 	__u64 origin;
@@ -19,17 +27,10 @@ static __noinline int replace(const struct tuple *t, int more, int keep)
 	if (l)
 		read_positions(&h, &last.end, &origin, l, find_path(t));
 	last.flags = h.flags;
-	submit(t, EVENT_REPLACED, &last, more ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
+	submit(t, EVENT_REPLACED, &last, other == OTHER_NONE ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 	bpf_map_delete_elem(&legs, t);
-	return keep ? 0 : remove_path(t);
+	return other == OTHER_IS_RESET ? 0 : remove_path(t);
 }
-
-/* What begin_anew() does with the flow's other leg, sc->other. */
-enum other_leg {
-	OTHER_NONE,     /* there is none */
-	OTHER_GOES,     /* its entries go, or its late segments would enter the new connection */
-	OTHER_IS_RESET, /* its record goes; its host may not have got the reset, and is answered with another one */
-};
 
 /* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
  * entries of the old one go, and its flow is told. The socket of the old connection may still be there, since its segments were
@@ -45,8 +46,8 @@ __noinline int begin_anew(struct __sk_buff *skb, int other)
 	if (!sc)
 		return TCX_NEXT;
 	if (other)
-		replace(&sc->other, 1, other == OTHER_IS_RESET);
-	replace(&sc->t, 0, 0);
+		replace(&sc->other, other);
+	replace(&sc->t, OTHER_NONE);
 	sk = sc->taken ? NULL : socket_of(skb, sc); /* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
 	if (!sk)
 		return RETRY;
