@@ -176,49 +176,48 @@ fn hosts_that_cannot_be_reached_hear_later() {
 
 /// When the process dies in a switch, a host may wait for bytes that were forwarded and lost, and whose sender is gone. Or
 /// it may have received more than we have seen it acknowledge.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn both_ends_hear_of_a_process_that_dies_in_a_switch() {
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let forwarder = &place.lab.forwarder;
-        forwarder.sysctl("net.ipv6.conf.f0.keep_addr_on_down", "1").unwrap();
-        let mut first = place.proxy(false);
-        let ends = place.connections(&first, "spliced");
-        let ids = first.flows();
-        let (clients, servers): (Vec<_>, Vec<_>) = ends.chunks(2).map(|pair| (&pair[0], &pair[1])).unzip();
-        let end_of = |mut end: &TcpStream, reads: bool| {
-            let mut bytes = [7; 16 * 1024];
-            let began = Instant::now();
-            // a flow that the next process takes over survives, and is ended by its writer
-            while reads || began.elapsed() < Duration::from_secs(10) {
-                match if reads { end.read(&mut bytes) } else { end.write(&bytes) } {
-                    Ok(0) => return ErrorKind::UnexpectedEof,
-                    Ok(_) => {}
-                    Err(e) => return e.kind(),
-                }
+fn both_ends_hear_of_a_process_that_dies_in_a_switch(family: Family) {
+    let place = Place::new(family);
+    let forwarder = &place.lab.forwarder;
+    forwarder.sysctl("net.ipv6.conf.f0.keep_addr_on_down", "1").unwrap();
+    let mut first = place.proxy(false);
+    let ends = place.connections(&first, "spliced");
+    let ids = first.flows();
+    let (clients, servers): (Vec<_>, Vec<_>) = ends.chunks(2).map(|pair| (&pair[0], &pair[1])).unzip();
+    let end_of = |mut end: &TcpStream, reads: bool| {
+        let mut bytes = [7; 16 * 1024];
+        let began = Instant::now();
+        // a flow that the next process takes over survives, and is ended by its writer
+        while reads || began.elapsed() < Duration::from_secs(10) {
+            match if reads { end.read(&mut bytes) } else { end.write(&bytes) } {
+                Ok(0) => return ErrorKind::UnexpectedEof,
+                Ok(_) => {}
+                Err(e) => return e.kind(),
             }
-            drop(end.shutdown(Shutdown::Write));
-            ErrorKind::UnexpectedEof
-        };
-        let (reading, writing) = thread::scope(|scope| {
-            let reading: Vec<_> = clients.iter().map(|end| scope.spawn(|| end_of(end, true))).collect();
-            let writing: Vec<_> = servers.iter().map(|end| scope.spawn(|| end_of(end, false))).collect();
-            thread::sleep(Duration::from_millis(200));
-            forwarder.execute("ip", &["link", "set", "f0", "down"]).unwrap();
-            for f in &ids {
-                first.client(&["unsplice", &f["id"].to_string()]);
-            }
-            first.kill();
-            let second = place.proxy(false);
-            forwarder.execute("ip", &["link", "set", "f0", "up"]).unwrap();
-            let ends = [reading, writing].map(|all| all.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>());
-            drop(second);
-            ends.into()
-        });
-        let hear = |ends: &[ErrorKind]| ends.iter().all(|how| *how != ErrorKind::WouldBlock);
-        assert!(hear(&reading) && hear(&writing), "{family:?}: {reading:?}, {writing:?}");
-    }
+        }
+        drop(end.shutdown(Shutdown::Write));
+        ErrorKind::UnexpectedEof
+    };
+    let (reading, writing) = thread::scope(|scope| {
+        let reading: Vec<_> = clients.iter().map(|end| scope.spawn(|| end_of(end, true))).collect();
+        let writing: Vec<_> = servers.iter().map(|end| scope.spawn(|| end_of(end, false))).collect();
+        thread::sleep(Duration::from_millis(200));
+        forwarder.execute("ip", &["link", "set", "f0", "down"]).unwrap();
+        for f in &ids {
+            first.client(&["unsplice", &f["id"].to_string()]);
+        }
+        first.kill();
+        let second = place.proxy(false);
+        forwarder.execute("ip", &["link", "set", "f0", "up"]).unwrap();
+        let ends = [reading, writing].map(|all| all.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>());
+        drop(second);
+        ends.into()
+    });
+    let hear = |ends: &[ErrorKind]| ends.iter().all(|how| *how != ErrorKind::WouldBlock);
+    assert!(hear(&reading) && hear(&writing), "{family:?}: {reading:?}, {writing:?}");
 }
 
 /// Entries of ended flows are kept for late segments, and need no route.
@@ -398,32 +397,31 @@ fn a_stop_resets_both_ends_of_uploads(family: Family) {
 
 /// Uploads left behind are forwarded to their ends. Then their servers are reset, because no one would forward their
 /// replies, and so at last are the clients that wait for a reply.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn uploads_that_are_left_pass_to_their_ends() {
+fn uploads_that_are_left_pass_to_their_ends(family: Family) {
     const MOST: usize = BODY - BEGUN - 100_000; // a reset may overtake data not read yet
-    for family in Family::BOTH {
-        let place = Place::new(family);
-        let (mut proxy, ends) = uploads(&place, true);
-        proxy.signal(Signal::SIGTERM);
-        assert!(proxy.wait().success());
-        let mut clients = Vec::new();
-        for pair in ends.chunks(2) {
-            let [mut client, mut server] = [&pair[0], &pair[1]];
-            thread::scope(|scope| {
-                scope.spawn(|| server.read_exact(&mut vec![0; MOST]).unwrap());
-                client.write_all(&vec![7; MOST]).unwrap();
-            });
-            client.write_all(&vec![7; BODY - BEGUN - MOST]).unwrap();
-            let over = io::copy(&mut server, &mut io::sink());
-            assert!(over.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "the server is told");
-            clients.push(client);
-        }
-        place.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
-        for mut client in clients {
-            let heard = client.read(&mut [0]).map_err(|e| e.kind());
-            assert_eq!(heard, Err(ErrorKind::ConnectionReset));
-        }
-        assert!(!place.pins.exist());
+    let place = Place::new(family);
+    let (mut proxy, ends) = uploads(&place, true);
+    proxy.signal(Signal::SIGTERM);
+    assert!(proxy.wait().success());
+    let mut clients = Vec::new();
+    for pair in ends.chunks(2) {
+        let [mut client, mut server] = [&pair[0], &pair[1]];
+        thread::scope(|scope| {
+            scope.spawn(|| server.read_exact(&mut vec![0; MOST]).unwrap());
+            client.write_all(&vec![7; MOST]).unwrap();
+        });
+        client.write_all(&vec![7; BODY - BEGUN - MOST]).unwrap();
+        let over = io::copy(&mut server, &mut io::sink());
+        assert!(over.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "the server is told");
+        clients.push(client);
     }
+    place.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
+    for mut client in clients {
+        let heard = client.read(&mut [0]).map_err(|e| e.kind());
+        assert_eq!(heard, Err(ErrorKind::ConnectionReset));
+    }
+    assert!(!place.pins.exist());
 }

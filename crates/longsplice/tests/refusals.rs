@@ -20,6 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
 
 const PORT: u16 = 7000;
 const FRONT: SocketAddr = FORWARDER_TO_CLIENT.port(Family::V4, PORT);
@@ -259,50 +260,49 @@ fn flows_are_counted_by_listener() {
 }
 
 /// Replies of a near server to a distant client.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn bodies_that_would_be_slower_spliced_are_copied() {
+fn bodies_that_would_be_slower_spliced_are_copied(family: Family) {
     const BODY: usize = 2_000_000;
-    for family in Family::BOTH {
-        let place = Place::new();
-        let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
-        let _far = place.lab.impair(LinkDirection::FromClient, far).unwrap();
-        let [front, server] = [FORWARDER_TO_CLIENT.port(family, 3128), SERVER.port(family, 8080)];
-        let listener = place.lab.server.run(|| TcpListener::bind(server).unwrap());
-        let (go_on, goes_on) = mpsc::channel();
-        thread::spawn(move || {
-            let mut stream = BufReader::new(listener.accept().unwrap().0);
-            stream.by_ref().lines().take_while(|line| line.as_ref().is_ok_and(|line| !line.is_empty())).for_each(drop);
-            let stream = stream.get_mut();
-            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
-            stream.write_all(&[1; BODY / 2]).unwrap();
-            goes_on.recv().unwrap();
-            stream.write_all(&[1; BODY / 2]).unwrap();
-        });
-        let http = front.to_string();
-        let arguments = ["--http", &http, "--path", "auto", "--splice", "65536", "--log-format", "json"];
-        let mut proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
-        let mut stream = place.lab.client.run(|| connect(front));
-        write!(stream, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n").unwrap();
-        eventually("a refusal in the list", || {
-            let flow = proxy.flows().into_iter().find(|flow| flow["refusal"] == "path")?;
-            let path = &flow["path"];
-            assert_eq!((&path["cause"], &path["sender"]), (&"rtt".into(), &"server".into()), "{flow}");
-            assert!(path["rtt_us"]["client"].as_u64() >= Some(20_000), "{flow}");
-            Some(())
-        });
-        let ls = proxy.client(&["ls"]);
-        assert!(ls.contains("not spliced: path (rtt, client ") && ls.contains(" ms, loss 0.0"), "{ls}");
-        go_on.send(()).unwrap();
-        let mut reply = Vec::new();
-        stream.read_to_end(&mut reply).unwrap();
-        assert!(reply.ends_with(&[1; BODY]), "{}", reply.len());
-        let refused = || listeners(&proxy)[0]["refused"]["path"].clone();
-        eventually("it is counted", || (refused() == 1).then_some(()));
-        let log = proxy.end(&place.pins);
-        assert_eq!((&log[0]["refusal"], &log[0]["splices"]), (&"path".into(), &0.into()), "{log:?}");
-        assert_eq!(log[0]["path"]["cause"], "rtt", "{log:?}");
-    }
+    let place = Place::new();
+    let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
+    let _far = place.lab.impair(LinkDirection::FromClient, far).unwrap();
+    let [front, server] = [FORWARDER_TO_CLIENT.port(family, 3128), SERVER.port(family, 8080)];
+    let listener = place.lab.server.run(|| TcpListener::bind(server).unwrap());
+    let (go_on, goes_on) = mpsc::channel();
+    thread::spawn(move || {
+        let mut stream = BufReader::new(listener.accept().unwrap().0);
+        stream.by_ref().lines().take_while(|line| line.as_ref().is_ok_and(|line| !line.is_empty())).for_each(drop);
+        let stream = stream.get_mut();
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+        stream.write_all(&[1; BODY / 2]).unwrap();
+        goes_on.recv().unwrap();
+        stream.write_all(&[1; BODY / 2]).unwrap();
+    });
+    let http = front.to_string();
+    let arguments = ["--http", &http, "--path", "auto", "--splice", "65536", "--log-format", "json"];
+    let mut proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let mut stream = place.lab.client.run(|| connect(front));
+    write!(stream, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n").unwrap();
+    eventually("a refusal in the list", || {
+        let flow = proxy.flows().into_iter().find(|flow| flow["refusal"] == "path")?;
+        let path = &flow["path"];
+        assert_eq!((&path["cause"], &path["sender"]), (&"rtt".into(), &"server".into()), "{flow}");
+        assert!(path["rtt_us"]["client"].as_u64() >= Some(20_000), "{flow}");
+        Some(())
+    });
+    let ls = proxy.client(&["ls"]);
+    assert!(ls.contains("not spliced: path (rtt, client ") && ls.contains(" ms, loss 0.0"), "{ls}");
+    go_on.send(()).unwrap();
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).unwrap();
+    assert!(reply.ends_with(&[1; BODY]), "{}", reply.len());
+    let refused = || listeners(&proxy)[0]["refused"]["path"].clone();
+    eventually("it is counted", || (refused() == 1).then_some(()));
+    let log = proxy.end(&place.pins);
+    assert_eq!((&log[0]["refusal"], &log[0]["splices"]), (&"path".into(), &0.into()), "{log:?}");
+    assert_eq!(log[0]["path"]["cause"], "rtt", "{log:?}");
 }
 
 fn documented(section: &str) -> Vec<String> {

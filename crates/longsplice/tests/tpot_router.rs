@@ -20,6 +20,7 @@ use std::{
     },
     thread,
 };
+use test_case::test_case;
 
 const CHECK: u16 = 9999;
 
@@ -248,47 +249,43 @@ fn a_proxy_at_its_limit_leaves_syns_alone() {
 }
 
 /// One address has no more connections to a server than ports, and each further address has as many.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn more_addresses_for_more_connections() {
+fn more_addresses_for_more_connections(family: Family) {
     const PORTS: usize = 4;
-    for family in Family::BOTH {
-        let own = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND].map(|a| a.ip(family));
-        for addresses in [&own[..1], &own] {
-            let source = format!(
-                "source_ports = \"20000-20003\"\nsource = {:?}\n",
-                addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>()
-            );
-            let here = translucent_at(Lab::simple(Shape::TwoDevices).unwrap(), &(source + &listeners(PORT, "")));
-            let (mut proxy, host) = (here.start(), here.host());
-            let server = here.listen(SERVER.port(family, PORT));
-            let at = server.local_addr().unwrap();
-            let mut seen = HashSet::new();
-            let open: Vec<_> = (0..PORTS * addresses.len())
-                .map(|_| {
-                    let client = here.connect(at);
-                    let (accepted, from) = server.accept().unwrap();
-                    assert!(addresses.contains(&from.ip()) && (20000..=20003).contains(&from.port()), "{from}");
-                    assert!(seen.insert(from));
-                    (client, accepted)
-                })
-                .collect();
-            // the reset may arrive before connect() returns
-            let beyond = here.lab.client.run(|| TcpStream::connect_timeout(&at, PATIENCE));
-            let refused = beyond.and_then(|mut beyond| {
-                beyond.set_read_timeout(Some(PATIENCE))?;
-                beyond.read(&mut [0])
-            });
-            assert!(
-                refused.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |n| *n == 0),
-                "{refused:?}"
-            );
-            assert_eq!(proxy.count("proxy", "unreachable"), 1, "{}", proxy.messages());
-            drop(open);
-            stop(host);
-            proxy.client(&["stop", "--flush"]);
-            assert!(proxy.wait().success());
-        }
+    let own = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND].map(|a| a.ip(family));
+    for addresses in [&own[..1], &own] {
+        let source = format!(
+            "source_ports = \"20000-20003\"\nsource = {:?}\n",
+            addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>()
+        );
+        let here = translucent_at(Lab::simple(Shape::TwoDevices).unwrap(), &(source + &listeners(PORT, "")));
+        let (mut proxy, host) = (here.start(), here.host());
+        let server = here.listen(SERVER.port(family, PORT));
+        let at = server.local_addr().unwrap();
+        let mut seen = HashSet::new();
+        let open: Vec<_> = (0..PORTS * addresses.len())
+            .map(|_| {
+                let client = here.connect(at);
+                let (accepted, from) = server.accept().unwrap();
+                assert!(addresses.contains(&from.ip()) && (20000..=20003).contains(&from.port()), "{from}");
+                assert!(seen.insert(from));
+                (client, accepted)
+            })
+            .collect();
+        // the reset may arrive before connect() returns
+        let beyond = here.lab.client.run(|| TcpStream::connect_timeout(&at, PATIENCE));
+        let refused = beyond.and_then(|mut beyond| {
+            beyond.set_read_timeout(Some(PATIENCE))?;
+            beyond.read(&mut [0])
+        });
+        assert!(refused.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |n| *n == 0), "{refused:?}");
+        assert_eq!(proxy.count("proxy", "unreachable"), 1, "{}", proxy.messages());
+        drop(open);
+        stop(host);
+        proxy.client(&["stop", "--flush"]);
+        assert!(proxy.wait().success());
     }
 }
 
