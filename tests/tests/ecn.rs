@@ -160,10 +160,11 @@ fn spliced_marks_reach_the_other_host_and_the_echo_its_sender(family: Family) {
     run.end();
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn spliced_marks_become_losses_for_a_host_without_ecn() {
-    for (family, agreed) in Family::BOTH.into_iter().flat_map(|f| [(f, Agreed::Client), (f, Agreed::Server)]) {
+fn spliced_marks_become_losses_for_a_host_without_ecn(family: Family) {
+    for agreed in [Agreed::Client, Agreed::Server] {
         let run = Run::start(agreed, family, at_once(), false);
         run.f.wait_state(FlowState::Spliced);
         assert_eq!(noted(&run), (agreed.legs(), false), "{family:?}");

@@ -232,31 +232,30 @@ fn released_flows_end() {
 
 /// Segments that arrive during a drain are held, and all of them are
 /// forwarded. (In order: `what_is_held_keeps_its_order` of the simulator.)
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn the_hold_policy_holds() {
+fn the_hold_policy_holds(family: Family) {
     const SWITCHES: u32 = 12;
-    for family in Family::BOTH {
-        let script = Script::opener(5).bytes(20_000_000).pace(5_000_000);
-        let answer = Script::answerer().bytes(20_000_000).pace(5_000_000);
-        let policy = Policy { hold: true, when: SpliceWhen::AfterBytes(1_000_000), ..by_hand() };
-        let mut r = start(family, policy, script, answer);
-        let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
-        let _far = [LinkDirection::ToServer, LinkDirection::ToClient].map(|way| r.lab.impair(way, far).expect("delay"));
-        for _ in 0..SWITCHES {
-            r.f.wait_state(FlowState::Spliced);
-            r.f.command(Command::Unsplice);
-            r.f.wait_state(FlowState::Copying);
-            r.f.command(Command::Splice);
-        }
-        r.intact();
-        let verdicts = r.f.verdicts();
-        assert!(r.f.verdict("held") > u64::from(SWITCHES), "{verdicts:?}");
-        let (held, went_on) = r.f.splicer.datapath().expect("kernel path").held_bytes().expect("counters");
-        assert_eq!((held, r.f.verdict("hold-overflow")), (went_on, 0), "{verdicts:?}");
-        let expected = ["forwarded", "forwarded-slow", "local", "both", "local-out", "local-muted", "held", "straddle"];
-        assert!(verdicts.iter().all(|v| expected.contains(&v.0)), "nothing is dropped: {verdicts:?}");
+    let script = Script::opener(5).bytes(20_000_000).pace(5_000_000);
+    let answer = Script::answerer().bytes(20_000_000).pace(5_000_000);
+    let policy = Policy { hold: true, when: SpliceWhen::AfterBytes(1_000_000), ..by_hand() };
+    let mut r = start(family, policy, script, answer);
+    let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
+    let _far = [LinkDirection::ToServer, LinkDirection::ToClient].map(|way| r.lab.impair(way, far).expect("delay"));
+    for _ in 0..SWITCHES {
+        r.f.wait_state(FlowState::Spliced);
+        r.f.command(Command::Unsplice);
+        r.f.wait_state(FlowState::Copying);
+        r.f.command(Command::Splice);
     }
+    r.intact();
+    let verdicts = r.f.verdicts();
+    assert!(r.f.verdict("held") > u64::from(SWITCHES), "{verdicts:?}");
+    let (held, went_on) = r.f.splicer.datapath().expect("kernel path").held_bytes().expect("counters");
+    assert_eq!((held, r.f.verdict("hold-overflow")), (went_on, 0), "{verdicts:?}");
+    let expected = ["forwarded", "forwarded-slow", "local", "both", "local-out", "local-muted", "held", "straddle"];
+    assert!(verdicts.iter().all(|v| expected.contains(&v.0)), "nothing is dropped: {verdicts:?}");
 }
 
 /// A client that does not read keeps the server's direction from draining: the splice is undone and not retried.

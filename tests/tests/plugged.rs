@@ -147,33 +147,32 @@ fn released_and_taken_back(family: Family) {
 }
 
 /// The purpose of it all: a proxy in between would have measured the short leg only.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn both_hosts_measure_the_whole_path() {
+fn both_hosts_measure_the_whole_path(family: Family) {
     const DELAY: Duration = Duration::from_millis(50);
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = forwarder(&lab, family, at_once());
-        let _far = lab.impair(LinkDirection::FromClient, Impair { delay: DELAY, ..Impair::default() }).expect("impair");
-        let listener = lab.server.run(|| listen(server(family), &Script::answerer())).expect("listen");
-        let began = Instant::now();
-        let (client, _) = route(family).dial(&lab, &Script::opener(1));
-        let took = began.elapsed();
-        let (server, _) = listener.accept().expect("accept");
-        for (host, name) in [(&client, "client"), (&server, "server")] {
-            let rtt = path_facts(host).expect("TCP_INFO").min_rtt.expect("measured in the handshake");
-            assert!(rtt >= DELAY && rtt < 2 * DELAY, "{family:?}, {name}: {rtt:?}");
-        }
-        assert!(took < 2 * DELAY, "one round trip: {took:?}");
-        f.wait_state(FlowState::Spliced);
-        let mut heard = [0; 4];
-        for (mut from, mut to) in [(&client, &server), (&server, &client)] {
-            from.write_all(b"data").expect("write");
-            to.read_exact(&mut heard).expect("read");
-        }
-        let rtt = path_facts(&server).expect("TCP_INFO").min_rtt.expect("measured");
-        assert!(rtt >= DELAY, "{family:?}: nothing nearer has answered the server: {rtt:?}");
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = forwarder(&lab, family, at_once());
+    let _far = lab.impair(LinkDirection::FromClient, Impair { delay: DELAY, ..Impair::default() }).expect("impair");
+    let listener = lab.server.run(|| listen(server(family), &Script::answerer())).expect("listen");
+    let began = Instant::now();
+    let (client, _) = route(family).dial(&lab, &Script::opener(1));
+    let took = began.elapsed();
+    let (server, _) = listener.accept().expect("accept");
+    for (host, name) in [(&client, "client"), (&server, "server")] {
+        let rtt = path_facts(host).expect("TCP_INFO").min_rtt.expect("measured in the handshake");
+        assert!(rtt >= DELAY && rtt < 2 * DELAY, "{family:?}, {name}: {rtt:?}");
     }
+    assert!(took < 2 * DELAY, "one round trip: {took:?}");
+    f.wait_state(FlowState::Spliced);
+    let mut heard = [0; 4];
+    for (mut from, mut to) in [(&client, &server), (&server, &client)] {
+        from.write_all(b"data").expect("write");
+        to.read_exact(&mut heard).expect("read");
+    }
+    let rtt = path_facts(&server).expect("TCP_INFO").min_rtt.expect("measured");
+    assert!(rtt >= DELAY, "{family:?}: nothing nearer has answered the server: {rtt:?}");
 }
 
 #[test_case(Family::V4; "v4")]

@@ -115,25 +115,24 @@ fn handshakes_that_the_kernel_drops_leave_nothing(family: Family) {
 }
 
 /// Half-open connections have a table of their own, where the oldest gives way.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_flood_of_syns_keeps_nobody_from_being_spliced() {
+fn a_flood_of_syns_keeps_nobody_from_being_spliced(family: Family) {
     const FORGED: u16 = 3000; // three times the size of the table
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        let f = open(&lab, family, at_once(), 64);
-        let nobody = Nobody::new(&lab, family);
-        (1..=FORGED).for_each(|port| nobody.asks(port, proxy(family)));
-        assert_eq!((legs(&f), entries(&f)), (0, 0));
-        let script = Script::opener(5).bytes(200_000);
-        let answer = Script::answerer().bytes(200_000);
-        let at = SERVER.port(family, PORT);
-        let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
-        let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
-        intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        let ended = f.ended(1);
-        assert_eq!((ended[0].splices, ended[0].how), (1, EndReason::Closed), "{ended:?}");
-    }
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = open(&lab, family, at_once(), 64);
+    let nobody = Nobody::new(&lab, family);
+    (1..=FORGED).for_each(|port| nobody.asks(port, proxy(family)));
+    assert_eq!((legs(&f), entries(&f)), (0, 0));
+    let script = Script::opener(5).bytes(200_000);
+    let answer = Script::answerer().bytes(200_000);
+    let at = SERVER.port(family, PORT);
+    let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
+    let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
+    intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let ended = f.ended(1);
+    assert_eq!((ended[0].splices, ended[0].how), (1, EndReason::Closed), "{ended:?}");
 }
 
 /// Connects from this port, whatever used it before.
@@ -147,44 +146,39 @@ fn from_port(family: Family, port: u16) -> Socket {
 
 /// Clients whose records are candidates for removal connect again, at any moment
 /// of the check. The new connections are different ones, and their records stay.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_new_connection_from_the_same_port_stays() {
+fn a_new_connection_from_the_same_port_stays(family: Family) {
     const CLIENTS: u16 = 40;
     const GONE: usize = 10;
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        echo(&lab, family);
-        let f = open(
-            &lab,
-            family,
-            Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Any, ..Policy::default() },
-            64,
-        );
-        drop_what_ends_handshakes(&lab);
-        let gone = bad_handshakes(&lab, family, GONE);
-        let bad: Vec<Socket> = lab.client.run(|| (0..CLIENTS).map(|n| from_port(family, 41_000 + n)).collect());
-        assert_eq!(legs(&f), usize::from(CLIENTS) + GONE);
-        close_silently(gone);
-        close_silently(bad);
-        nft(&lab, "flush ruleset");
-        let again = |n: u16| {
-            lab.client.spawn(move || {
-                thread::sleep(Duration::from_millis(300) * u32::from(n));
-                TcpStream::from(from_port(family, 41_000 + n))
-            })
-        };
-        let again: Vec<_> = (0..CLIENTS).map(again).collect();
-        let streams: Vec<_> = again.into_iter().map(|s| s.join().expect("client")).collect();
-        let is_swept = || (f.splicer.swept() >= GONE as u64 && legs(&f) == 2 * usize::from(CLIENTS)).then_some(());
-        wait_for(PATIENCE, is_swept).unwrap_or_else(|| panic!("{} swept, {} stay", f.splicer.swept(), legs(&f)));
-        for s in &streams {
-            ask(s, 1000);
-        }
-        let spliced = || (count(&f, FlowState::Spliced) == streams.len()).then_some(());
-        wait_for(PATIENCE, spliced).unwrap_or_else(|| panic!("{:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
-        streams.iter().for_each(|s| ask(s, 1000));
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    echo(&lab, family);
+    let f =
+        open(&lab, family, Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Any, ..Policy::default() }, 64);
+    drop_what_ends_handshakes(&lab);
+    let gone = bad_handshakes(&lab, family, GONE);
+    let bad: Vec<Socket> = lab.client.run(|| (0..CLIENTS).map(|n| from_port(family, 41_000 + n)).collect());
+    assert_eq!(legs(&f), usize::from(CLIENTS) + GONE);
+    close_silently(gone);
+    close_silently(bad);
+    nft(&lab, "flush ruleset");
+    let again = |n: u16| {
+        lab.client.spawn(move || {
+            thread::sleep(Duration::from_millis(300) * u32::from(n));
+            TcpStream::from(from_port(family, 41_000 + n))
+        })
+    };
+    let again: Vec<_> = (0..CLIENTS).map(again).collect();
+    let streams: Vec<_> = again.into_iter().map(|s| s.join().expect("client")).collect();
+    let is_swept = || (f.splicer.swept() >= GONE as u64 && legs(&f) == 2 * usize::from(CLIENTS)).then_some(());
+    wait_for(PATIENCE, is_swept).unwrap_or_else(|| panic!("{} swept, {} stay", f.splicer.swept(), legs(&f)));
+    for s in &streams {
+        ask(s, 1000);
     }
+    let spliced = || (count(&f, FlowState::Spliced) == streams.len()).then_some(());
+    wait_for(PATIENCE, spliced).unwrap_or_else(|| panic!("{:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
+    streams.iter().for_each(|s| ask(s, 1000));
 }
 
 /// Runs a server that echoes all bytes.
@@ -231,58 +225,56 @@ fn open_at_once(lab: &Lab, family: Family, f: &Forwarder, n: usize) -> Vec<TcpSt
     streams
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_full_table_is_full_of_spliced_flows() {
+fn a_full_table_is_full_of_spliced_flows(family: Family) {
     const PLACES: usize = 16;
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        echo(&lab, family);
-        let f = open(&lab, family, at_once(), PLACES as u32);
-        let streams = open_at_once(&lab, family, &f, 60);
-        // two flows that find no slot at the same time may both give up theirs
-        let spliced = count(&f, FlowState::Spliced);
-        assert!((PLACES - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
-        assert_eq!(legs(&f), 2 * spliced);
-        streams.iter().for_each(|s| ask(s, 100_000));
-        drop(streams);
-        let ended = f.ended(60);
-        let whole = |e: &&Ended| e.how == EndReason::Closed && (e.bytes_up, e.bytes_down) == (103_000, 103_000);
-        assert_eq!(ended.iter().filter(whole).count(), 60, "{ended:#?}");
-        assert!(ended.iter().all(|e| (e.splices == 1) != is_refused(e.refusal)), "{ended:#?}");
-        // a quarter of the table may be taken by ended flows
-        let room = || (legs(&f) <= PLACES / 4 * 2).then_some(());
-        wait_for(PATIENCE, room).unwrap_or_else(|| panic!("{} records stay", legs(&f)));
-        let streams = open_at_once(&lab, family, &f, 60);
-        let spliced = count(&f, FlowState::Spliced);
-        assert!((PLACES * 3 / 4 - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
-        streams.iter().for_each(|s| ask(s, 100_000));
-    }
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    echo(&lab, family);
+    let f = open(&lab, family, at_once(), PLACES as u32);
+    let streams = open_at_once(&lab, family, &f, 60);
+    // two flows that find no slot at the same time may both give up theirs
+    let spliced = count(&f, FlowState::Spliced);
+    assert!((PLACES - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
+    assert_eq!(legs(&f), 2 * spliced);
+    streams.iter().for_each(|s| ask(s, 100_000));
+    drop(streams);
+    let ended = f.ended(60);
+    let whole = |e: &&Ended| e.how == EndReason::Closed && (e.bytes_up, e.bytes_down) == (103_000, 103_000);
+    assert_eq!(ended.iter().filter(whole).count(), 60, "{ended:#?}");
+    assert!(ended.iter().all(|e| (e.splices == 1) != is_refused(e.refusal)), "{ended:#?}");
+    // a quarter of the table may be taken by ended flows
+    let room = || (legs(&f) <= PLACES / 4 * 2).then_some(());
+    wait_for(PATIENCE, room).unwrap_or_else(|| panic!("{} records stay", legs(&f)));
+    let streams = open_at_once(&lab, family, &f, 60);
+    let spliced = count(&f, FlowState::Spliced);
+    assert!((PLACES * 3 / 4 - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
+    streams.iter().for_each(|s| ask(s, 100_000));
 }
 
 /// Live flows take precedence over ended ones.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn flows_that_have_ended_make_room_for_new_ones() {
+fn flows_that_have_ended_make_room_for_new_ones(family: Family) {
     const PLACES: usize = 16;
-    for family in Family::BOTH {
-        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        echo(&lab, family);
-        let f = open(&lab, family, at_once(), PLACES as u32);
-        open_at_once(&lab, family, &f, PLACES / 2).clear();
-        f.ended(PLACES / 2);
-        wait_for(PATIENCE, || (legs(&f) == PLACES / 4 * 2).then_some(()))
-            .unwrap_or_else(|| panic!("{} records, of a quarter of the table", legs(&f)));
-        let mut streams = Vec::new();
-        for n in 1..=PLACES {
-            wait_for(PATIENCE / 3, || (legs(&f) <= 2 * PLACES - 2).then_some(())).expect("room for a flow");
-            streams.push(lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect")));
-            ask(&streams[n - 1], 1000);
-            wait_for(PATIENCE, || (count(&f, FlowState::Spliced) == n).then_some(()))
-                .unwrap_or_else(|| panic!("{n}: {:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
-        }
-        assert_eq!((legs(&f), f.verdict("table-full")), (2 * PLACES, 0));
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    echo(&lab, family);
+    let f = open(&lab, family, at_once(), PLACES as u32);
+    open_at_once(&lab, family, &f, PLACES / 2).clear();
+    f.ended(PLACES / 2);
+    wait_for(PATIENCE, || (legs(&f) == PLACES / 4 * 2).then_some(()))
+        .unwrap_or_else(|| panic!("{} records, of a quarter of the table", legs(&f)));
+    let mut streams = Vec::new();
+    for n in 1..=PLACES {
+        wait_for(PATIENCE / 3, || (legs(&f) <= 2 * PLACES - 2).then_some(())).expect("room for a flow");
+        streams.push(lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect")));
+        ask(&streams[n - 1], 1000);
+        wait_for(PATIENCE, || (count(&f, FlowState::Spliced) == n).then_some(()))
+            .unwrap_or_else(|| panic!("{n}: {:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
     }
+    assert_eq!((legs(&f), f.verdict("table-full")), (2 * PLACES, 0));
 }
 
 #[test_case(Family::V4; "v4")]

@@ -9,6 +9,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{Forwarder, at_once};
 use std::net::IpAddr;
+use test_case::test_case;
 
 /// Opens two connections past a middlebox with these rules. `seen`: the server sees them from this address. `asked`: verdicts of
 /// the host after each of them. Nothing gets into a tunnel.
@@ -54,29 +55,26 @@ fn sources_are_translated() {
 }
 
 /// Of equal paths, one has the proxy, and each packet takes any of them. Whoever answers the SYN, a connection stays with it.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn each_packet_takes_another_path() {
+fn each_packet_takes_another_path(family: Family) {
     const CONNECTIONS: u64 = 16;
-    for family in Family::BOTH {
-        let lab = Lab::new(Shape::OneArmed, Options { forwarding: true, ..Options::default() }).expect("lab");
-        let asker = asker(&lab, family);
-        let _proxy = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
-        let scatter = |host: &Namespace, device: &str, to: IpAddr| {
-            let family = if to.is_ipv4() { "-4" } else { "-6" };
-            let to = to.to_string();
-            let ip = |rest: &[&str]| drop(host.execute("ip", &[&[family], rest].concat()).expect("done"));
-            ip(&["route", "add", &to, "dev", device, "table", "100"]);
-            ip(&["rule", "add", "fwmark", "1", "lookup", "100"]);
-            let rules =
-                "chain c { type route hook output priority 0; meta l4proto tcp mark set numgen random mod 2; }; ";
-            host.execute("nft", &[&format!("table inet t {{ {rules}}}")]).expect("rules");
-        };
-        scatter(&lab.client, "c0", SERVER.ip(family));
-        scatter(&lab.server, "s0", CLIENT.ip(family));
-        let direct =
-            (0..CONNECTIONS).filter(|_| exchange(&lab, family, 200_000).ip() == CLIENT.ip(family)).count() as u64;
-        assert_eq!(asker.verdict("opened"), CONNECTIONS - direct);
-        assert!((1..CONNECTIONS).contains(&direct), "{direct} of {CONNECTIONS} past the proxy");
-    }
+    let lab = Lab::new(Shape::OneArmed, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let asker = asker(&lab, family);
+    let _proxy = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+    let scatter = |host: &Namespace, device: &str, to: IpAddr| {
+        let family = if to.is_ipv4() { "-4" } else { "-6" };
+        let to = to.to_string();
+        let ip = |rest: &[&str]| drop(host.execute("ip", &[&[family], rest].concat()).expect("done"));
+        ip(&["route", "add", &to, "dev", device, "table", "100"]);
+        ip(&["rule", "add", "fwmark", "1", "lookup", "100"]);
+        let rules = "chain c { type route hook output priority 0; meta l4proto tcp mark set numgen random mod 2; }; ";
+        host.execute("nft", &[&format!("table inet t {{ {rules}}}")]).expect("rules");
+    };
+    scatter(&lab.client, "c0", SERVER.ip(family));
+    scatter(&lab.server, "s0", CLIENT.ip(family));
+    let direct = (0..CONNECTIONS).filter(|_| exchange(&lab, family, 200_000).ip() == CLIENT.ip(family)).count() as u64;
+    assert_eq!(asker.verdict("opened"), CONNECTIONS - direct);
+    assert!((1..CONNECTIONS).contains(&direct), "{direct} of {CONNECTIONS} past the proxy");
 }

@@ -223,10 +223,11 @@ fn a_connection_stays_with_its_proxy(family: Family) {
 }
 
 /// A link between host and proxy is narrower than theirs, which only its router knows.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_narrow_path_to_the_proxy() {
-    for (family, policy) in Family::BOTH.into_iter().flat_map(|f| [(f, at_once()), (f, by_hand())]) {
+fn a_narrow_path_to_the_proxy(family: Family) {
+    for policy in [at_once(), by_hand()] {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         lab.forwarder.ip("link set f1 mtu 1400\n").expect("a narrow link");
         let asker = asker(&lab, family);
@@ -337,11 +338,12 @@ fn a_path_that_drops_tunnels(family: Family) {
 }
 
 /// A client that knows nothing of all this: the proxy that it uses asks for the next one.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn an_edge_proxy_asks_for_its_clients() {
+fn an_edge_proxy_asks_for_its_clients(family: Family) {
     // whichever of the two programs on the edge starts first
-    for (family, tpot_first) in Family::BOTH.into_iter().flat_map(|f| [(f, false), (f, true)]) {
+    for tpot_first in [false, true] {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let (listen, server) = (FORWARDER_TO_CLIENT.port(family, PORT + 1), SERVER.port(family, PORT));
         let before = tpot_first.then(|| lab.forwarder.run(TestTpot::open));
@@ -388,11 +390,12 @@ fn connections_of_a_chosen_cgroup_ask() {
 }
 
 /// What the lab delays or duplicates passes the client's programs once: it is impaired on the wire.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn impaired_packets_pass_the_programs_once() {
+fn impaired_packets_pass_the_programs_once(family: Family) {
     let delays = [Duration::ZERO, Duration::from_millis(1)];
-    for (family, delay) in Family::BOTH.into_iter().flat_map(|family| delays.map(|delay| (family, delay))) {
+    for delay in delays {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
         let _f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);

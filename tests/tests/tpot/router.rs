@@ -251,25 +251,23 @@ fn proxies(family: Family) -> (Lab, [Forwarder; 2]) {
     (lab, takers)
 }
 
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn connections_through_members() {
+fn connections_through_members(family: Family) {
     const CONNECTIONS: usize = 8;
-    for family in Family::BOTH {
-        let (lab, _takers) = proxies(family);
-        let router = route(&lab, family, [100, 100]);
-        let asker = asker(&lab, family);
-        let seen: Vec<_> = (0..CONNECTIONS).map(|_| exchange(&lab, family, BYTES).ip()).collect();
-        let of = |peers: &[IpAddr]| MEMBERS.map(|m| peers.iter().filter(|peer| **peer == m.ip(family)).count());
-        let peers: Vec<_> =
-            lab.client.run(tpot_tunnels).expect("tunnels").iter().map(|(_, tunnel)| tunnel.peer).collect();
-        assert_eq!(of(&seen).iter().sum::<usize>(), CONNECTIONS, "the server sees members: {seen:?}");
-        assert_eq!(of(&seen), of(&peers), "a member answers with its own address: {peers:?}");
-        let members = router.members().expect("counters");
-        assert_eq!(members.iter().map(|m| m.syns as usize).collect::<Vec<_>>(), of(&seen), "{members:?}");
-        let verdicts = ["opened", "asked", "not-asked", "plain-refused", "failed"].map(|v| asker.verdict(v));
-        assert_eq!(verdicts, [CONNECTIONS as u64, CONNECTIONS as u64, 0, 0, 0]);
-    }
+    let (lab, _takers) = proxies(family);
+    let router = route(&lab, family, [100, 100]);
+    let asker = asker(&lab, family);
+    let seen: Vec<_> = (0..CONNECTIONS).map(|_| exchange(&lab, family, BYTES).ip()).collect();
+    let of = |peers: &[IpAddr]| MEMBERS.map(|m| peers.iter().filter(|peer| **peer == m.ip(family)).count());
+    let peers: Vec<_> = lab.client.run(tpot_tunnels).expect("tunnels").iter().map(|(_, tunnel)| tunnel.peer).collect();
+    assert_eq!(of(&seen).iter().sum::<usize>(), CONNECTIONS, "the server sees members: {seen:?}");
+    assert_eq!(of(&seen), of(&peers), "a member answers with its own address: {peers:?}");
+    let members = router.members().expect("counters");
+    assert_eq!(members.iter().map(|m| m.syns as usize).collect::<Vec<_>>(), of(&seen), "{members:?}");
+    let verdicts = ["opened", "asked", "not-asked", "plain-refused", "failed"].map(|v| asker.verdict(v));
+    assert_eq!(verdicts, [CONNECTIONS as u64, CONNECTIONS as u64, 0, 0, 0]);
 }
 
 /// The router holds no connection. Without its program, new ones are routed.
