@@ -36,7 +36,7 @@ struct Transfer {
 impl Session<'_> {
     /// Makes the data connections, passes the command on, and replies until all is said.
     pub(super) async fn transfer(&mut self, command: &Command) -> Result<(), Next> {
-        let (plan, doors) = (self.state.plan.take(), std::mem::take(&mut self.doors));
+        let (plan, mut doors) = (self.state.plan.take(), std::mem::take(&mut self.doors));
         let Some(plan) = plan else { return self.tell(425, "Use PASV, EPSV, PORT or EPRT first").await };
         self.transfers.retain(|line| line.strong_count() > 0);
         if self.transfers.len() >= CLOSING_MAX {
@@ -52,6 +52,7 @@ impl Session<'_> {
                     return self.tell(425, &format!("No data connection: {fault}")).await;
                 }
             };
+        doors.client = None; // it was open for one connection
         let line = Line::new(self.live.clone(), self.record_of(command));
         self.transfers.push(Arc::downgrade(&line));
         let (flow, waiting) = match server {
@@ -98,6 +99,7 @@ impl Session<'_> {
     }
 
     async fn join(&self, transfer: &mut Transfer, server: Leg) {
+        transfer.doors.server = None;
         if let Some(client) = transfer.waiting.take() {
             transfer.flow = Some(data::join(self, client, server, &transfer.line).await);
         }
