@@ -18,6 +18,7 @@ mod http_peers;
 mod inspect;
 mod killed;
 mod limits;
+mod login;
 mod names;
 mod notices;
 mod own;

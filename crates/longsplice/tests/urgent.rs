@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Each end answers the other, with an urgent byte now and then: the first and the
 /// last byte, bytes at the end of a line, and bytes within; never two in one line.
-fn exchange(script: Script, first: u64, marks: Marks) -> Script {
+pub fn exchange(script: Script, first: u64, marks: Marks) -> Script {
     let urgent = (first..BYTES - LINE).step_by(3 * LINE as usize + 33).chain([BYTES - 1]).collect();
     let script = script.bytes(BYTES).pace(BYTES / 3).chunks(Chunks::Fixed(LINE as usize)).deadline(PATIENCE);
     Script { urgent, marks: Some(marks), ..script }
