@@ -95,6 +95,7 @@ pub use opening::options::Options;
 pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
 pub use sockets::diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
+pub use sockets::name::name_of;
 pub use sockets::socket::{
     PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, closes_mutely, has_connection,
     is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room,

@@ -28,7 +28,7 @@ use crate::{
 use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair};
 use std::{
     io, iter,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     ops::{Bound, RangeInclusive},
     sync::{Arc, Mutex, mpsc::channel},
     time::{Duration, Instant},
@@ -307,6 +307,19 @@ impl Splicer {
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
         self.engine().command(id, command)
+    }
+
+    /// Returns the configured source address for traffic to `server` that is no connection of the engine, if there is one.
+    #[doc(hidden)]
+    pub fn named_source(&self, server: SocketAddr) -> io::Result<Option<IpAddr>> {
+        self.engine().ports.named(server)
+    }
+
+    /// Returns the local address for traffic to or from `server`: a configured one, or the kernel's choice.
+    #[doc(hidden)]
+    pub fn source_for(&self, server: SocketAddr) -> io::Result<IpAddr> {
+        let ports = &self.engine().ports;
+        Ok(ports.named(server)?.unwrap_or(ports.usual_for(server)?.0.source))
     }
 
     /// Closes a leg that will not join a flow, as dropping it does, and makes the data path forget it.

@@ -2,11 +2,17 @@
 
 use longsplice_proxy::{
     proxy_protocol::{self, Version},
-    socks::{socks4, socks5},
+    socks::{
+        datagram::{self, DatagramError, Header},
+        socks4, socks5,
+    },
     target::{Host, Target},
     tls::hello::{HELLO_MAX, HelloError, Scan},
 };
-use std::{fmt::Debug, net::IpAddr};
+use std::{
+    fmt::Debug,
+    net::{IpAddr, SocketAddr},
+};
 
 /// Parsers of messages that are looked at again with each byte that comes: incomplete until they are complete or wrong, and
 /// then the same for ever.
@@ -68,6 +74,23 @@ pub(crate) fn socks4(input: &[u8]) {
         if !zero {
             assert_eq!(socks4::parse_request(&again), Ok(Some((request, length))));
         }
+    }
+}
+
+/// A datagram comes whole, so what is cut is wrong, and what follows the header is data, whatever it is.
+pub(crate) fn socks_udp(input: &[u8]) {
+    let Ok((target, used)) = datagram::parse(input) else { return };
+    assert!(target.port != 0 && input[2] == 0);
+    for n in 0..used {
+        assert_eq!(datagram::parse(&input[..n]), Err(DatagramError::Short), "cut at {n}");
+    }
+    assert_eq!(datagram::parse(&input[..used]), Ok((target.clone(), used)), "without its data");
+    if let Host::Ip(ip) = target.host {
+        let header = Header::new(SocketAddr::new(ip, target.port));
+        let length = header.as_bytes().len();
+        assert!(length <= datagram::HEADER_MAX);
+        let again = [header.as_bytes(), &input[used..]].concat();
+        assert_eq!(datagram::parse(&again), Ok((target, length)));
     }
 }
 

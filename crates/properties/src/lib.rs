@@ -21,7 +21,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
@@ -29,6 +29,7 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "client_hello", check: handshakes::client_hello },
     Target { name: "socks5", check: handshakes::socks5 },
     Target { name: "socks4", check: handshakes::socks4 },
+    Target { name: "socks_udp", check: handshakes::socks_udp },
     Target { name: "proxy_protocol", check: handshakes::proxy_protocol },
     Target { name: "telnet", check: login::telnet },
     Target { name: "login", check: login::login },

@@ -359,7 +359,7 @@ fn status_of(fault: &Fault) -> u16 {
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,
         Fault::NoRoute(_) => 404,
-        Fault::NoServer(_) => 503,
+        Fault::NoServer(_) | Fault::Limit(_) => 503,
         Fault::NoAddress(_) | Fault::Unreachable(_) | Fault::BadReply(_) => 502,
     }
 }

@@ -146,6 +146,8 @@ pub enum Denied {
     Untrusted,
     /// The connection would come back to the listener that it comes from.
     Loop,
+    /// SOCKS: BIND without the address of the peer.
+    Unnamed,
 }
 
 impl fmt::Display for Denied {
@@ -154,6 +156,7 @@ impl fmt::Display for Denied {
             Denied::Rule(n) => write!(f, "rule {n}"),
             Denied::Reply(n) => write!(f, "reply rule {n}"),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
+            Denied::Unnamed => f.write_str("no address of the peer"),
             Denied::Loop => f.write_str("the target leads back to this listener"),
             Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),
         }

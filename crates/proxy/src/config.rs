@@ -14,14 +14,15 @@ pub mod plug;
 pub mod pool;
 mod route;
 mod site;
+mod socks;
 mod source;
 mod table;
 pub mod tls;
 mod value;
 
 use crate::{
-    access::Rules, filter::Filter, limits::Limits, log::access_log::LogConfig, proxy_protocol::ProxyProtocol,
-    routes::Route, secrets::is_trusted, target::Target, users::Users,
+    access::Rules, commands::Commands, filter::Filter, limits::Limits, log::access_log::LogConfig,
+    proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target, users::Users,
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;
@@ -146,6 +147,8 @@ pub enum Protocol {
     Socks5 {
         /// Users with access; empty: everybody.
         users: Users,
+        /// What is served.
+        commands: Commands,
     },
     /// HTTP/1.0 and 1.1, as a forward proxy (CONNECT, and requests in absolute-form) or as a reverse proxy.
     Http(Http),
@@ -379,6 +382,11 @@ impl ListenerConfig {
         self.protocol.traits().unread && self.policy.when == SpliceWhen::AtOnce
     }
 
+    /// Returns what SOCKS serves, if the listener speaks it.
+    pub(crate) fn socks(&self) -> Option<&Commands> {
+        if let Protocol::Socks5 { commands, .. } = &self.protocol { Some(commands) } else { None }
+    }
+
     /// Returns what HTTP needs, if the listener reads it.
     pub fn http(&self) -> Option<&Http> {
         if let Protocol::Http(http) = &self.protocol { Some(http) } else { None }
@@ -451,7 +459,7 @@ impl Config {
     ) -> Result<(), ConfigError> {
         for value in socks5.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--socks5", value, &e))?;
-            let socks5 = Protocol::Socks5 { users: Users::default() };
+            let socks5 = Protocol::Socks5 { users: Users::default(), commands: Commands::default() };
             self.add("--socks5", value, ListenerConfig::new(listen, socks5))?;
         }
         for value in http.iter().map(AsRef::as_ref) {

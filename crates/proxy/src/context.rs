@@ -1,13 +1,16 @@
 //! The context of a connection: the state shared by all, that shared by a listener, and the slot that the connection takes.
 //! Also what a protocol is that another crate serves ([`Service`]).
 
+pub(crate) mod relays;
 pub(crate) mod tap_dir;
 pub(crate) mod workers;
 
 use crate::{
     access::own::Listening,
+    commands::{ASSOCIATIONS, BINDS},
     config::{ListenerConfig, Protocol},
     context::{
+        relays::Relays,
         tap_dir::TapDir,
         workers::{Loads, Seat},
     },
@@ -75,6 +78,8 @@ pub struct ServerContext {
     /// Tap directories by path.
     pub(crate) taps: HashMap<PathBuf, Arc<TapDir>>,
     pub(crate) loads: Loads,
+    /// Relays for datagrams of SOCKS.
+    pub(crate) relays: Relays,
     /// Count of the connections of all listeners.
     pub(crate) all: Arc<Counted>,
     /// Count of the connections to servers whose clients are not accepted yet.
@@ -96,6 +101,9 @@ pub struct Front {
     pub(crate) tap: Option<Arc<TapDir>>,
     /// What serves its clients, if another crate has its protocol.
     pub(crate) handler: Option<Arc<dyn Handler>>,
+    /// Counts of what SOCKS opens beside connections: associations, and sockets of BIND.
+    pub(crate) associations: Arc<Counted>,
+    pub(crate) binds: Arc<Counted>,
     counted: Arc<Counted>,
 }
 
@@ -108,7 +116,9 @@ impl Front {
         let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
         let service = shared.services.iter().find(|service| service.serves(&listener.protocol));
         let handler = service.map(|service| service.handler(&listener));
-        Front { listener, policy, bodies, tap, handler, counted }
+        let of_client = listener.socks().map_or((0, 0), |commands| (commands.udp.per_client, commands.bind.per_client));
+        let (associations, binds) = (Counted::new(ASSOCIATIONS, of_client.0), Counted::new(BINDS, of_client.1));
+        Front { listener, policy, bodies, tap, handler, associations, binds, counted }
     }
 
     /// Tells whether the listener's limit of connections is reached, from now on.

@@ -116,6 +116,30 @@ counters! {
     timeouts,
     /// Failures of accept(2) for lack of descriptors or memory.
     accept_errors,
+    /// SOCKS: connections accepted for BIND.
+    bound,
+    /// SOCKS: connections to sockets of BIND that were not from the peer.
+    bind_strangers,
+    /// SOCKS: associations of UDP.
+    associations,
+    /// SOCKS: datagrams sent to destinations.
+    udp_up,
+    /// SOCKS: datagrams sent to clients.
+    udp_down,
+    /// SOCKS: datagrams to an association from others than its client.
+    udp_strangers,
+    /// SOCKS: datagrams to an association from where nothing was sent to.
+    udp_unasked,
+    /// SOCKS: datagrams of clients that were fragments.
+    udp_fragments,
+    /// SOCKS: datagrams of clients without a header that can be read.
+    udp_malformed,
+    /// SOCKS: datagrams of clients that the rules denied.
+    udp_denied,
+    /// SOCKS: datagrams of clients to names without an address.
+    udp_unreachable,
+    /// SOCKS: datagrams for which there was no room, here or in the kernel, or no route.
+    udp_dropped,
 }
 
 /// Results of the flows of one listener: connections when it is decided whether they are spliced, HTTP requests at their end.
@@ -157,6 +181,7 @@ impl Counters {
             Fault::BadReply(_) => &self.bad_replies,
             Fault::NoServer(_) => &self.no_server,
             Fault::Timeout(_) => &self.timeouts,
+            Fault::Limit(_) => &self.over_limit,
         });
     }
 }

@@ -16,6 +16,8 @@ pub enum Step {
     Body,
     /// HTTP reply.
     Reply,
+    /// SOCKS: the connection of the peer that BIND waits for.
+    Bind,
 }
 
 /// Reason why a connection was not relayed.
@@ -53,6 +55,9 @@ pub enum Fault {
     /// A time limit passed.
     #[error("{0} took too long")]
     Timeout(Step),
+    /// The client, or all clients of the listener, have too many of these.
+    #[error("too many of this command: {0}")]
+    Limit(&'static str),
 }
 
 impl Fault {
@@ -67,6 +72,7 @@ impl Fault {
             Fault::BadReply(_) => "bad-reply",
             Fault::NoServer(_) => "no-server",
             Fault::Timeout(_) => "timeout",
+            Fault::Limit(_) => "limit",
         }
     }
 }
@@ -79,6 +85,7 @@ impl fmt::Display for Step {
             Step::Connect => "connect",
             Step::Body => "request body",
             Step::Reply => "reply",
+            Step::Bind => "the peer's connection",
         })
     }
 }

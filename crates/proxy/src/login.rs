@@ -354,7 +354,7 @@ fn reason(fault: &Fault) -> Cow<'static, str> {
         Fault::Timeout(_) => "timed out".into(),
         Fault::BadRequest(why) => why.clone().into(),
         Fault::AuthFailed { why, .. } => (*why).into(),
-        Fault::BadReply(_) | Fault::NoRoute(_) | Fault::NoServer(_) => "no connection".into(),
+        Fault::BadReply(_) | Fault::NoRoute(_) | Fault::NoServer(_) | Fault::Limit(_) => "no connection".into(),
     }
 }
 

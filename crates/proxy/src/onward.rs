@@ -85,7 +85,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     let route = record.route.map(String::into_boxed_str);
     let listener = record.listener;
     let target = exact(record.target.unwrap_or_default());
-    let listen = record.listen;
+    let (listen, command) = (record.listen, record.command);
     let info = FlowInfo::new(listener, target).with_user(record.user.map(exact)).with_listen(listen);
     shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
         let Relayed { live, started, lease } = relayed;
@@ -95,6 +95,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         record.target = Some(info.target.clone());
         record.user.clone_from(&info.user);
         record.route = route.map(String::from);
+        record.command = command;
         record.ended(&ended);
         write(&live, record, started);
     });

@@ -9,7 +9,7 @@ use crate::{
         own::{Listening, is_own},
     },
     config::{Config, Http, ListenerConfig, Protocol, ftp::Ftp, pool::PoolConfig},
-    context::{Front, Live, ServerContext, Service, tap_dir::TapDir, workers::Workers},
+    context::{Front, Live, ServerContext, Service, relays::Relays, tap_dir::TapDir, workers::Workers},
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
     log::{
@@ -138,6 +138,7 @@ impl Prepared {
             services,
             taps,
             loads,
+            relays: Relays::default(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             early: Counted::new(u32::MAX, u32::MAX),
             live: watch::Sender::new(0),
@@ -335,7 +336,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
         Protocol::Http(Http { routes, .. }) if !routes.is_empty() => {
             tracing::info!("http on {addr}, {} routes", routes.len());
         }
-        Protocol::Socks5 { users } | Protocol::Http(Http { users, .. })
+        Protocol::Socks5 { users, .. } | Protocol::Http(Http { users, .. })
             if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
         {
             tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());

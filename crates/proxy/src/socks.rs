@@ -1,22 +1,42 @@
-//! The SOCKS handshake, versions 4, 4a and 5 on one listener, told apart by their first byte.
+//! SOCKS, versions 4, 4a and 5 on one listener, told apart by their first byte.
 //!
-//! `accept -> ask -> (connect) -> grant | refuse`: [`ask`] answers its own failures;
-//! [`SocksRequest::refuse`] answers those of the connect.
+//! `accept -> ask -> (connect | bind | associate | look up) -> grant | refuse`: [`ask`] answers its own failures;
+//! [`SocksRequest::refuse`] answers those of the command. CONNECT and BIND lead to the relay; an association and a look-up
+//! are served to their ends here.
 
+mod asked;
+mod batch;
+mod bind;
+pub mod datagram;
+mod lookup;
+mod names;
+mod ports;
 pub mod socks4;
 pub mod socks5;
+mod udp;
 
 use crate::{
-    fault::Fault,
+    access::Subject,
+    commands::{self, Command, Commands},
+    context::{Front, ServerContext},
+    counters::Counters,
+    fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
+    log::access_log::Record,
+    onward::{Ready, connect},
     proxy_protocol,
     socks::socks5::{Method, Reply},
     target::Target,
     users::Users,
 };
+use asked::Asked;
 use bytes::Bytes;
-use std::{convert::Infallible, fmt::Display, io, net::SocketAddr};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use longsplice_engine::{Leftovers, Leg};
+use std::{convert::Infallible, fmt::Display, io, net::SocketAddr, sync::Arc};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    time::{error::Elapsed, timeout},
+};
 
 /// The stream of a handshake.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin {}
@@ -28,10 +48,11 @@ enum Version {
     Socks5,
 }
 
-/// A connect request that has not been answered yet.
+/// A request that has not been answered yet.
 #[derive(Debug)]
 pub(crate) struct SocksRequest {
     version: Version,
+    pub(crate) asked: Asked,
     pub(crate) target: Target,
     /// The authenticated user.
     pub(crate) user: Option<String>,
@@ -43,12 +64,12 @@ pub(crate) struct SocksRequest {
 pub(crate) async fn ask(
     leg: &mut impl Stream,
     mut buffer: HandshakeBuffer,
-    users: &Users,
+    (users, commands): (&Users, &Commands),
 ) -> Result<SocksRequest, Fault> {
     let peek = |input: &[u8]| Ok::<_, Infallible>(input.first().map(|b| (*b, 0)));
     match buffer.message(leg, peek).await.map_err(bad)? {
-        socks5::VERSION => ask_v5(leg, buffer, users).await,
-        socks4::VERSION => ask_v4(leg, buffer, users).await,
+        socks5::VERSION => ask_v5(leg, buffer, (users, commands)).await,
+        socks4::VERSION => ask_v4(leg, buffer, (users, commands)).await,
         other => {
             let fault = Fault::BadRequest(format!("not SOCKS: first byte 0x{other:02x}"));
             Err(proxy_protocol::explained(buffer.seen(), fault))
@@ -56,13 +77,21 @@ pub(crate) async fn ask(
     }
 }
 
-async fn ask_v5(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &Users) -> Result<SocksRequest, Fault> {
+async fn ask_v5(
+    leg: &mut impl Stream,
+    mut buffer: HandshakeBuffer,
+    (users, commands): (&Users, &Commands),
+) -> Result<SocksRequest, Fault> {
     let greeting = buffer.message(leg, socks5::parse_greeting).await.map_err(bad)?;
     let method = choose(greeting, users);
     send(leg, &socks5::encode_method(method)).await?;
     let user = match method {
         Method::NoAuth => None,
         Method::Password => Some(authenticate(leg, &mut buffer, users).await?),
+        // GSSAPI (RFC 1961) encapsulates all that follows, which nothing could splice.
+        Method::NoneAcceptable if greeting.gssapi => {
+            return Err(Fault::AuthFailed { user: None, why: "no acceptable method: GSSAPI is not supported" });
+        }
         Method::NoneAcceptable => return Err(Fault::AuthFailed { user: None, why: "no acceptable method" }),
     };
     let request = match buffer.message(leg, socks5::parse_request).await {
@@ -74,11 +103,11 @@ async fn ask_v5(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &User
             return Err(bad(e));
         }
     };
-    if request.command != socks5::Command::Connect {
+    let Some(asked) = Asked::v5(request.command).filter(|asked| commands.serves(asked.command())) else {
         send(leg, &socks5::encode_reply(Reply::CommandNotSupported, None)).await?;
         return Err(Fault::BadRequest(format!("command {:?} not supported", request.command)));
-    }
-    Ok(SocksRequest { version: Version::Socks5, target: request.target, user, rest: buffer.rest() })
+    };
+    Ok(SocksRequest { version: Version::Socks5, asked, target: request.target, user, rest: buffer.rest() })
 }
 
 fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
@@ -109,7 +138,11 @@ fn reply_to_bad_request(e: socks5::ParseError) -> Reply {
     }
 }
 
-async fn ask_v4(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &Users) -> Result<SocksRequest, Fault> {
+async fn ask_v4(
+    leg: &mut impl Stream,
+    mut buffer: HandshakeBuffer,
+    (users, commands): (&Users, &Commands),
+) -> Result<SocksRequest, Fault> {
     let refusal = socks4::encode_reply(socks4::Reply::Rejected, None);
     if !users.is_empty() {
         send(leg, &refusal).await?;
@@ -124,15 +157,25 @@ async fn ask_v4(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &User
             return Err(bad(e));
         }
     };
-    if request.command != socks4::Command::Connect {
+    let Some(asked) = Asked::v4(request.command).filter(|asked| commands.serves(asked.command())) else {
         send(leg, &refusal).await?;
         return Err(Fault::BadRequest(format!("command {:?} not supported", request.command)));
-    }
-    Ok(SocksRequest { version: Version::Socks4, target: request.target, user: None, rest: buffer.rest() })
+    };
+    Ok(SocksRequest { version: Version::Socks4, asked, target: request.target, user: None, rest: buffer.rest() })
 }
 
 impl SocksRequest {
-    /// Reports success to the client; `bound` is our own address on the server's leg.
+    /// Returns the request's subject for the rules.
+    fn subject(&self, client: &Leg) -> Subject<'_> {
+        Subject::by(client.source().ip()).of(self.user.as_deref())
+    }
+
+    /// Whether an answer can name an IPv6 address.
+    fn says_ipv6(&self) -> bool {
+        self.version == Version::Socks5
+    }
+
+    /// Reports success to the client; `bound` is our own address on the server's leg, or what the command asks for.
     pub(crate) async fn grant(&self, leg: &mut impl Stream, bound: SocketAddr) -> io::Result<()> {
         match self.version {
             Version::Socks4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Granted, Some(bound))).await,
@@ -156,7 +199,9 @@ fn reply_to(fault: &Fault) -> Reply {
         Fault::NoAddress(_) => Reply::HostUnreachable,
         Fault::Unreachable(e) => Reply::from_io(e),
         Fault::Timeout(_) => Reply::TtlExpired,
-        Fault::BadRequest(_) | Fault::BadReply(_) | Fault::NoRoute(_) | Fault::NoServer(_) => Reply::GeneralFailure,
+        Fault::BadRequest(_) | Fault::BadReply(_) | Fault::NoRoute(_) | Fault::NoServer(_) | Fault::Limit(_) => {
+            Reply::GeneralFailure
+        }
     }
 }
 
@@ -166,6 +211,93 @@ fn bad<E: Display>(e: HandshakeError<E>) -> Fault {
 
 async fn send(leg: &mut impl Stream, bytes: &[u8]) -> Result<(), Fault> {
     leg.write_all(bytes).await.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))
+}
+
+fn late(_: Elapsed) -> Fault {
+    Fault::Timeout(Step::Handshake)
+}
+
+/// Serves a client up to the relay. `None`: it has been served to its end, and its record is filled in.
+pub(crate) async fn serve(
+    (shared, front): (&Arc<ServerContext>, &Arc<Front>),
+    (users, commands): (&Users, &Commands),
+    (client, buffer): (&mut Leg, HandshakeBuffer),
+    record: &mut Record,
+) -> Result<Option<Ready>, Fault> {
+    let limit = front.listener.limits.handshake;
+    let mut request = timeout(limit, ask(client, buffer, (users, commands))).await.map_err(late)??;
+    record.target = Some(request.target.to_string());
+    record.user.clone_from(&request.user);
+    let command = request.asked.command();
+    record.command = (command != Command::Connect).then_some(command);
+    let done = match request.asked {
+        Asked::Connect => connect_to((shared, front), &request, client, record).await.map(Some),
+        // boxed, to keep the tasks of most connections small
+        Asked::Bind => Box::pin(bind::serve((shared, front), &commands.bind, &mut request, client)).await.map(Some),
+        Asked::UdpAssociate => {
+            Box::pin(associate((shared, front), &commands.udp, &request, client, record)).await.map(none)
+        }
+        Asked::Resolve { name } => Box::pin(look_up((shared, front), &request, client, name)).await.map(none),
+    };
+    if let Err(fault) = &done {
+        // The refusal is logged either way; the client may be gone.
+        let _ = timeout(limit, request.refuse(client, fault)).await;
+    }
+    done
+}
+
+fn none((): ()) -> Option<Ready> {
+    None
+}
+
+async fn connect_to(
+    (shared, front): (&ServerContext, &Front),
+    request: &SocksRequest,
+    client: &mut Leg,
+    record: &mut Record,
+) -> Result<Ready, Fault> {
+    let subject = request.subject(client);
+    let server = connect(shared, &front.listener, client, &subject, &request.target).await?;
+    record.server = Some(server.remote());
+    let granted = timeout(front.listener.limits.handshake, request.grant(client, server.local())).await;
+    granted.map_err(late)?.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
+    Ok(Ready { server, left: Leftovers::for_server(request.rest.clone()) })
+}
+
+async fn associate(
+    (shared, front): (&Arc<ServerContext>, &Arc<Front>),
+    config: &commands::Udp,
+    request: &SocksRequest,
+    client: &mut Leg,
+    record: &mut Record,
+) -> Result<(), Fault> {
+    let slot = front.associations.enter(Some(client.source().ip()));
+    let _slot = slot.map_err(|_| Fault::Limit(Command::UdpAssociate.as_str()))?;
+    let association = udp::Association::open((shared, front), config, client, request);
+    let association = association.map_err(Fault::Unreachable)?;
+    let address = association.address().map_err(Fault::Unreachable)?;
+    let granted = timeout(front.listener.limits.handshake, request.grant(client, address)).await;
+    granted.map_err(late)?.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
+    Counters::add(&shared.counters.associations);
+    association.run(client, record).await;
+    Ok(())
+}
+
+async fn look_up(
+    of: (&ServerContext, &Front),
+    request: &SocksRequest,
+    client: &mut Leg,
+    name: bool,
+) -> Result<(), Fault> {
+    let limit = of.1.listener.limits.handshake;
+    let written = if name {
+        let reply = socks5::encode_name(&lookup::backward(of.1, request, client).await?);
+        timeout(limit, client.write_all(&reply)).await
+    } else {
+        let found = lookup::forward(of, request, client).await?;
+        timeout(limit, request.grant(client, SocketAddr::new(found.ip(), 0))).await
+    };
+    written.map_err(late)?.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<SocksRequ
         client.read_to_end(&mut seen).await.unwrap();
         seen
     };
-    let asking = async move { ask(&mut leg, HandshakeBuffer::default(), users).await };
+    let asking = async move { ask(&mut leg, HandshakeBuffer::default(), (users, &Commands::default())).await };
     tokio::join!(asking, talk)
 }
 
@@ -96,9 +96,9 @@ async fn nobody_gets_past_authentication() {
 async fn requests_that_are_not_served() {
     let reply = |code| vec![5, 0, 5, code, 0, 1, 0, 0, 0, 0, 0, 0];
     for (request, code) in [
-        (&b"\x05\x02\x00\x01\x00\x00\x00\x00\x00\x00"[..], 7),
-        (b"\x05\x03\x00\x01\x00\x00\x00\x00\x00\x00", 7),
+        (&b"\x05\x04\x00\x01\x00\x00\x00\x00\x00\x00"[..], 7),
         (b"\x05\xf0\x00\x01\x00\x00\x00\x00\x00\x00", 7),
+        (b"\x05\xf1\x00\x01\x00\x00\x00\x00\x00\x00", 7),
         (b"\x05\x01\x00\x02", 8),
         (b"\x05\x01\x00\x03\x01\x00\x00\x50", 1),
         (b"\x04\x01\x00\x03", 1),
@@ -106,8 +106,45 @@ async fn requests_that_are_not_served() {
         let input = [&[5, 1, 0][..], request].concat();
         assert_eq!(refused(&Users::default(), &input).await, ("bad-request", reply(code)), "{request:?}");
     }
-    let bind = b"\x04\x02\x00\x50\xc0\x00\x02\x01\x00";
-    assert_eq!(refused(&Users::default(), bind).await, ("bad-request", vec![0, 0x5b, 0, 0, 0, 0, 0, 0]));
+    let resolve = b"\x04\xf0\x00\x50\xc0\x00\x02\x01\x00";
+    assert_eq!(refused(&Users::default(), resolve).await, ("bad-request", vec![0, 0x5b, 0, 0, 0, 0, 0, 0]));
+}
+
+#[tokio::test]
+async fn gssapi_is_refused_and_other_methods_are_taken() {
+    let gssapi = ask(
+        &mut tokio::io::join(&[5, 1, 1][..], Vec::new()),
+        HandshakeBuffer::default(),
+        (&Users::default(), &Commands::default()),
+    )
+    .await;
+    assert_eq!(gssapi.unwrap_err().to_string(), "no acceptable method: GSSAPI is not supported");
+    assert_eq!(refused(&Users::default(), &[5, 1, 1]).await, ("auth-failed", vec![5, 0xff]));
+    assert_eq!(refused(&ann(), &[5, 2, 1, 0]).await, ("auth-failed", vec![5, 0xff]));
+    let (asked, seen) = granted(&Users::default(), &[&[5, 3, 1, 2, 0][..], REQUEST].concat(), b"").await;
+    assert_eq!((asked.target.port, seen), (443, vec![5, 0]));
+}
+
+#[tokio::test]
+async fn commands_of_both_versions() {
+    for (number, want) in [(1, Asked::Connect), (2, Asked::Bind), (3, Asked::UdpAssociate)] {
+        let input = [&[5, 1, 0, 5, number][..], &REQUEST[2..]].concat();
+        assert_eq!(granted(&Users::default(), &input, b"").await.0.asked, want);
+    }
+    let (asked, _) = granted(&Users::default(), b"\x04\x02\x00\x50\xc0\x00\x02\x01\x00", b"").await;
+    assert_eq!(asked.asked, Asked::Bind);
+}
+
+#[tokio::test]
+async fn what_a_listener_does_not_serve() {
+    let (users, commands) = (Users::default(), Commands { served: vec![Command::Resolve], ..Commands::default() });
+    let asked = async |number| {
+        let input = [&[5, 1, 0, 5, number][..], &REQUEST[2..]].concat();
+        let mut leg = tokio::io::join(&input[..], Vec::new());
+        ask(&mut leg, HandshakeBuffer::default(), (&users, &commands)).await
+    };
+    assert_eq!(asked(1).await.unwrap_err().to_string(), "command Connect not supported");
+    assert_eq!(asked(0xf0).await.unwrap().asked, Asked::Resolve { name: false });
 }
 
 #[tokio::test]

@@ -94,7 +94,7 @@ async fn wrong_password() {
 #[tokio::test]
 async fn commands_that_are_not_supported() {
     let proxy = Proxy::start("socks5", "").await;
-    assert_eq!(proxy.answer(&[5, 1, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0]).await, refused(7));
+    assert_eq!(proxy.answer(&[5, 1, 0, 5, 4, 0, 1, 0, 0, 0, 0, 0, 0]).await, refused(7));
     assert_eq!(proxy.line().await["how"], "bad-request");
 }
 

@@ -3,6 +3,7 @@
 mod login;
 mod loopback;
 mod proxying;
+mod socks;
 mod tls;
 
 /// What the servers of these tests serve beside the protocols of this crate.

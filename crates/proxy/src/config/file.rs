@@ -14,6 +14,7 @@ use super::{
     pool::PoolConfig,
     route::RawRoute,
     site::RawPool,
+    socks::RawCommands,
     source::SourceFile,
     table::{Keys, Table},
     tls::RawProxyProtocol,
@@ -21,6 +22,7 @@ use super::{
 };
 use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
+    commands::{Bind, Command, Udp},
     limits::Limits,
     log::access_log::LogConfig,
     secrets::{self, Secret},
@@ -147,6 +149,9 @@ struct Listener {
     handshake: Option<Spanned<RawHandshake>>,
     users: Option<Spanned<BTreeMap<String, String>>>,
     users_file: Option<Spanned<PathBuf>>,
+    commands: Option<Spanned<Many<Command>>>,
+    bind: Option<Spanned<Table<Bind>>>,
+    udp: Option<Spanned<Table<Udp>>>,
     via: Option<Spanned<String>>,
     forwarded: Option<Spanned<RawForwarded>>,
     strict_replies: Option<Spanned<bool>>,
@@ -472,6 +477,10 @@ impl SourceFile<'_> {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
         }
+        let commands = RawCommands { commands: raw.commands, bind: raw.bind, udp: raw.udp };
+        if let (Some(span), true) = (commands.span(), raw.protocol != Name::Socks5) {
+            return Err(self.wrong(span, "only SOCKS has this: remove the key, or use protocol = \"socks5\""));
+        }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
         match (raw.protocol, users.clone(), raw.route.0.first()) {
             (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span), _) => {
@@ -485,7 +494,10 @@ impl SourceFile<'_> {
             _ => {}
         }
         let protocol = match (raw.protocol, raw.target) {
-            (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
+            (Name::Socks5, None) => Protocol::Socks5 {
+                users: self.users(raw.users, raw.users_file)?,
+                commands: self.commands(commands, raw.tap.is_some())?,
+            },
             (Name::Socks5, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),

@@ -5,6 +5,7 @@ use super::*;
 use crate::access::{Action, Pattern};
 use crate::log::access_log::{LogFormat, LogTarget};
 use crate::{
+    commands::{Command, Commands, Replies},
     limits::CONNECTIONS,
     routes::Paths,
     users::hashes::{ARGON2_MEMORY_MAX, ARGON2_WORK_MAX, BCRYPT_COST_MAX, SHA_ROUNDS_MAX},
@@ -96,7 +97,8 @@ fn whole_file() {
     assert_eq!(c.log, LogConfig { format: LogFormat::Json, to: LogTarget::File("/var/log/longsplice".into()) });
     let [socks, plug] = &c.listeners[..] else { panic!() };
     assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
-    assert_eq!(format!("{:?}", socks.protocol), r#"Socks5 { users: {"ann", "bob b"} }"#);
+    let Protocol::Socks5 { users, .. } = &socks.protocol else { panic!() };
+    assert_eq!(format!("{users:?}"), r#"{"ann", "bob b"}"#);
     assert_eq!(
         plug.protocol,
         Protocol::Plug { target: "example.org:80".parse().unwrap(), handshake: PlugHandshake::Proxy }
@@ -444,7 +446,9 @@ fn users_files() {
     let (file, users) = (dir.path().join("longsplice.toml"), dir.path().join("users"));
     fs::write(&file, socks("users = { ann = \"a\" }\nusers_file = \"users\"\n")).unwrap();
     fs::write(&users, "# nobody else\nbob:b\n").unwrap();
-    let Protocol::Socks5 { users: found } = &Config::from_file(&file).unwrap().listeners[0].protocol else { panic!() };
+    let Protocol::Socks5 { users: found, .. } = &Config::from_file(&file).unwrap().listeners[0].protocol else {
+        panic!()
+    };
     assert_eq!(format!("{found:?}"), r#"{"ann", "bob"}"#);
     for (text, line) in [("ann:x", 1), ("\nbob", 2)] {
         fs::write(&users, text).unwrap();
@@ -602,7 +606,7 @@ fn only_a_plug_without_proxy_headers_shakes_hands_end_to_end() {
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 19] = [
+const TABLES: [(&str, &[&str]); 21] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
@@ -615,6 +619,8 @@ const TABLES: [(&str, &[&str]); 19] = [
     ("[[listener]]\nlimits.unknown = 1", &["Limits"]),
     ("[[listener]]\nproxy_protocol.unknown = 1", &["PROXY protocol"]),
     ("[[listener]]\nftp.unknown = 1", &["FTP options"]),
+    ("[[listener]]\nbind.unknown = 1", &["BIND"]),
+    ("[[listener]]\nudp.unknown = 1", &["UDP ASSOCIATE"]),
     ("[[listener]]\nfilter.unknown = 1", &["Filter"]),
     ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
     ("[[listener]]\ncache.unknown = 1", &["Cache"]),
@@ -628,7 +634,7 @@ const TABLES: [(&str, &[&str]); 19] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 13] = [
+const WORDS: [(&str, &str, &[&str]); 15] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
@@ -636,6 +642,8 @@ const WORDS: [(&str, &str, &[&str]); 13] = [
     ("[[listener]]\nforwarded = \"unknown\"", "forwarded", &["HTTP"]),
     ("[[listener]]\nhandshake = \"unknown\"", "handshake", &["Plugs", "Translucent"]),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", &["Rules"]),
+    ("[[listener]]\ncommands = \"unknown\"", "commands", &["SOCKS"]),
+    ("[[listener]]\nudp.replies = \"unknown\"", "replies", &["UDP ASSOCIATE"]),
     ("[[listener]]\nproxy_protocol.send = \"unknown\"", "send", &["PROXY protocol"]),
     ("[[listener]]\nftp.data = \"unknown\"", "data", &["FTP options"]),
     ("[[listener]]\nftp.tls = \"unknown\"", "tls", &["FTP options"]),
@@ -704,6 +712,28 @@ fn the_page_describes_every_key_and_no_other() {
 }
 
 #[test]
+fn what_socks_serves() {
+    let commands = |more: &str| {
+        let config = read(&socks(more)).unwrap();
+        (config.listeners[0].socks().unwrap().clone(), config.warnings)
+    };
+    let (default, _) = commands("");
+    assert_eq!(default.served, [Command::Connect, Command::Bind, Command::UdpAssociate]);
+    let (tapped, _) = commands("tap = \"taps\"");
+    assert_eq!(tapped.served, [Command::Connect, Command::Bind]);
+    let (named, warnings) = commands("commands = \"connect\"\nudp.replies = \"any\"");
+    assert_eq!((named.served, named.udp.replies), (vec![Command::Connect], Replies::Any));
+    assert!(warnings[0].contains("does not serve \"udp-associate\""), "{warnings:?}");
+    let (all, _) = commands("bind = { ports = \"4000-4009\", any_peer = true }\nudp.ports = 5000");
+    assert_eq!((all.bind.ports.unwrap().last, all.bind.any_peer, all.udp.ports.unwrap().first), (4009, true, 5000));
+    expect(&socks("tap = \"t\"\ncommands = [\"udp-associate\"]"), (5, 12), "datagrams are not copied");
+    for key in ["commands = \"connect\"", "bind.wait = 1", "udp.idle_limit = 1"] {
+        let (_, _, message) = mistake(&format!("{PLUG}target = \"a:1\"\n{key}"));
+        assert!(message.contains("only SOCKS has this"), "{message}");
+    }
+}
+
+#[test]
 fn the_page_names_every_word() {
     for (text, key, headings) in WORDS {
         let values: String = headings.iter().map(|heading| row(heading, key)[2]).collect();
@@ -718,6 +748,7 @@ fn the_page_names_every_word() {
 fn the_page_has_the_right_defaults() {
     let seconds = |d: Duration| d.as_secs_f64().to_string();
     let (policy, limits, filter) = (Policy::default(), Limits::default(), Filter::default());
+    let commands = Commands::default();
     let (pool, check, health) =
         (PoolConfig::new(String::new(), Vec::new()), Check::new("/".into()), HealthLimits::default());
     let SpliceWhen::AfterBytes(bytes) = policy.when else { panic!() };
@@ -739,6 +770,13 @@ fn the_page_has_the_right_defaults() {
         ("Limits", "reply", seconds(limits.reply)),
         ("Limits", "keep_alive", seconds(limits.keep_alive)),
         ("Limits", "connections_per_client", limits.connections_per_client.to_string()),
+        ("BIND", "wait", seconds(commands.bind.wait)),
+        ("BIND", "any_peer", commands.bind.any_peer.to_string()),
+        ("BIND", "per_client", commands.bind.per_client.to_string()),
+        ("UDP ASSOCIATE", "idle_limit", seconds(commands.udp.idle_limit)),
+        ("UDP ASSOCIATE", "replies", word("addressed")),
+        ("UDP ASSOCIATE", "destinations", commands.udp.destinations.to_string()),
+        ("UDP ASSOCIATE", "per_client", commands.udp.per_client.to_string()),
         ("HTTP", "via", word(&Http::default().via.unwrap())),
         ("HTTP", "strict_replies", Http::default().strict_replies.to_string()),
         ("Filter", "first", filter.first.to_string()),

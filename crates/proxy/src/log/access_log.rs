@@ -4,7 +4,7 @@
 //! the queue fills up; further lines are dropped and counted. The log never delays a connection. docs/access-log.md describes
 //! the fields.
 
-use crate::{fault::Fault, log::complaints::Complaints};
+use crate::{commands::Command, fault::Fault, log::complaints::Complaints};
 use longsplice_engine::{Ended, Pair, PathFinding, Refusal};
 use nix::{
     errno::Errno,
@@ -116,6 +116,9 @@ pub struct Record {
     /// Number of the route, from 1, and name of its pool: `2:api`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
+    /// Command of SOCKS, unless it is CONNECT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<Command>,
     /// The user name that was authenticated, or that the client tried.
     pub user: Option<String>,
     /// Method of the request; HTTP only.
@@ -146,6 +149,9 @@ pub struct Record {
     pub spliced_down: u64,
     /// Number of splices of the flow.
     pub splices: u32,
+    /// Datagrams of an association of SOCKS.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub datagrams: Option<Datagrams>,
     /// Reason why the flow was not spliced, or error in the request.
     pub refusal: Option<String>,
     /// What was measured, if the refusal is `path`.
@@ -153,6 +159,20 @@ pub struct Record {
     pub path: Option<PathFinding>,
     /// Time since accept, in milliseconds.
     pub duration_ms: u64,
+}
+
+/// Datagrams of an association.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Datagrams {
+    /// Number of those that were sent to destinations.
+    #[serde(rename = "datagrams_up")]
+    pub up: u64,
+    /// Number of those that were sent to the client.
+    #[serde(rename = "datagrams_down")]
+    pub down: u64,
+    /// Number of those of the client or for it that were dropped.
+    #[serde(rename = "datagrams_dropped")]
+    pub dropped: u64,
 }
 
 /// What a flow, or an exchange of HTTP messages, has come to.
@@ -201,6 +221,7 @@ impl Record {
             server: None,
             target: None,
             route: None,
+            command: None,
             user: None,
             method: None,
             uri: None,
@@ -213,6 +234,7 @@ impl Record {
             spliced_up: 0,
             spliced_down: 0,
             splices: 0,
+            datagrams: None,
             refusal: None,
             path: None,
             duration_ms: 0,
@@ -283,6 +305,9 @@ impl Record {
         if let Some(route) = &self.route {
             text(t, "route", route);
         }
+        if let Some(command) = self.command {
+            plain(t, "command", command.as_str());
+        }
         text(t, "user", self.user.as_deref().unwrap_or("-"));
         if let Some(method) = &self.method {
             text(t, "method", method);
@@ -305,6 +330,11 @@ impl Record {
         number(t, "spliced_up", self.spliced_up);
         number(t, "spliced_down", self.spliced_down);
         number(t, "splices", self.splices.into());
+        if let Some(Datagrams { up, down, dropped }) = self.datagrams {
+            number(t, "datagrams_up", up);
+            number(t, "datagrams_down", down);
+            number(t, "datagrams_dropped", dropped);
+        }
         text(t, "refusal", self.refusal.as_deref().unwrap_or("-"));
         if let Some(path) = &self.path {
             text(t, "path", &path.to_string());

@@ -75,6 +75,7 @@ fn the_page_describes_every_field_and_word() {
     let mut whole = record();
     (whole.route, whole.method, whole.uri) = (Some("1:a".into()), Some("GET".into()), Some("/".into()));
     (whole.status, whole.reply_rule, whole.cache) = (Some(200), Some("1:deny".into()), Some("hit"));
+    (whole.command, whole.datagrams) = (Some(Command::Bind), Some(Datagrams::default()));
     let json: serde_json::Value = serde_json::from_str(&whole.line(LogFormat::Json)).unwrap();
     let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
     let text = whole.line(LogFormat::Text);
@@ -102,6 +103,7 @@ fn the_page_describes_every_field_and_word() {
         Fault::NoRoute(String::new()),
         Fault::NoServer(String::new()),
         Fault::Timeout(step),
+        Fault::Limit(""),
     ] {
         words.push(fault.how().into());
     }

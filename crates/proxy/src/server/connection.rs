@@ -5,22 +5,20 @@
 
 use crate::{
     access::Subject,
-    config::{ListenerConfig, Protocol},
+    config::Protocol,
     context::{Front, Live, ServerContext},
     counters::Counters,
-    fault::{Fault, Step},
+    fault::Fault,
     handshake_buffer::HandshakeBuffer,
     log::access_log::Record,
     login,
     onward::{Ready, Relayed, connect, linger, relay, write},
-    socks::{self, SocksRequest},
+    socks,
     target::Target,
     tls,
-    users::Users,
 };
 use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use std::{sync::Arc, time::Instant};
-use tokio::time::timeout;
 
 /// Serves one connection up to the relay, and makes sure that it gets its line in the access log.
 pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
@@ -49,11 +47,17 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         return handler.serve(live, &front, client, buffer.rest()).await;
     }
     let shared = &live.shared;
-    let ready = handshake(shared, listener, (&mut client, buffer), &mut record);
+    let ready = handshake(shared, &front, (&mut client, buffer), &mut record);
     let ready = unless_stopped(&live, ready).await;
     let Some(ready) = ready else { return stop((live, started), client, record) };
     match ready {
-        Ok(ready) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
+        Ok(Some(ready)) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
+        Ok(None) if record.how == EndReason::Stopped.as_str() => stop((live, started), client, record),
+        Ok(None) => {
+            linger(&mut client).await;
+            shared.splicer.discard(client);
+            write(&live, record, started);
+        }
         Err(fault) => {
             shared.counters.fault(&fault);
             record.fault(&fault);
@@ -70,6 +74,8 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
 /// Runs a step, which may wait for a host, unless all connections have to end.
 async fn unless_stopped<T>(live: &Live, step: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
+        // a step that hears of the stop itself has something to say
+        biased;
         done = step => Some(done),
         () = live.shared.splicer.stopped() => None,
     }
@@ -87,20 +93,21 @@ fn reset(live: &Live, client: Leg) {
     live.shared.splicer.discard(client);
 }
 
-/// Learns the target, and connects to it.
+/// Learns the target, and connects to it. `None`: the client has been served to its end, and its record is filled in.
 async fn handshake(
-    shared: &ServerContext,
-    listener: &ListenerConfig,
+    shared: &Arc<ServerContext>,
+    front: &Arc<Front>,
     (client, buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
-) -> Result<Ready, Fault> {
+) -> Result<Option<Ready>, Fault> {
+    let listener = &front.listener;
     let target = match &listener.protocol {
-        Protocol::Socks5 { users } => {
-            return socks_handshake(shared, listener, users, (client, buffer), record).await;
+        Protocol::Socks5 { users, commands } => {
+            return socks::serve((shared, front), (users, commands), (client, buffer), record).await;
         }
-        Protocol::Tls(tls) => return tls::handshake(shared, listener, tls, (client, buffer), record).await,
+        Protocol::Tls(tls) => return tls::handshake(shared, listener, tls, (client, buffer), record).await.map(Some),
         Protocol::Login(login) => {
-            return Box::pin(login::handshake(shared, listener, login, (client, buffer), record)).await;
+            return Box::pin(login::handshake(shared, listener, login, (client, buffer), record)).await.map(Some);
         }
         Protocol::Plug { target, .. } => target.clone(),
         // The address that the client wants. HTTP, FTP and transparent connections are served elsewhere.
@@ -109,7 +116,7 @@ async fn handshake(
     record.target = Some(target.to_string());
     let subject = Subject::by(client.source().ip());
     let server = connect(shared, listener, client, &subject, &target).await?;
-    Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
+    Ok(Some(Ready { server, left: Leftovers::for_server(buffer.rest()) }))
 }
 
 /// Serves a connection whose hosts have shaken hands with each other. The target
@@ -123,32 +130,4 @@ pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, serve
     }
     let relayed = Relayed { live, started: Instant::now(), lease: None };
     relay(relayed, front, client, Ready { server, left: Leftovers::default() }, record);
-}
-
-async fn socks_handshake(
-    shared: &ServerContext,
-    listener: &ListenerConfig,
-    users: &Users,
-    (client, buffer): (&mut Leg, HandshakeBuffer),
-    record: &mut Record,
-) -> Result<Ready, Fault> {
-    let limit = listener.limits.handshake;
-    let late = |_| Fault::Timeout(Step::Handshake);
-    let request: SocksRequest = timeout(limit, socks::ask(client, buffer, users)).await.map_err(late)??;
-    record.target = Some(request.target.to_string());
-    record.user.clone_from(&request.user);
-    let subject = Subject::by(client.source().ip()).of(request.user.as_deref());
-    match connect(shared, listener, client, &subject, &request.target).await {
-        Ok(server) => {
-            record.server = Some(server.remote());
-            let granted = timeout(limit, request.grant(client, server.local())).await.map_err(late)?;
-            granted.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
-            Ok(Ready { server, left: Leftovers::for_server(request.rest) })
-        }
-        Err(fault) => {
-            // The refusal is logged either way; the client may be gone.
-            let _ = timeout(limit, request.refuse(client, &fault)).await;
-            Err(fault)
-        }
-    }
 }

@@ -32,7 +32,7 @@ pub enum ParseError {
 pub enum Command {
     /// Connect to the target.
     Connect,
-    /// Open a listening socket; not supported.
+    /// Accept one connection.
     Bind,
     /// Anything else.
     Other(u8),

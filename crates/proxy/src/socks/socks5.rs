@@ -14,6 +14,8 @@ use std::{
 
 /// First byte of every client message except that with the password (RFC 1928, section 3).
 pub const VERSION: u8 = 5;
+/// The method GSSAPI (RFC 1961).
+const GSSAPI: u8 = 1;
 /// Version of the password sub-negotiation (RFC 1929, section 2).
 const PASSWORD_VERSION: u8 = 1;
 
@@ -44,6 +46,8 @@ pub struct Greeting {
     pub no_auth: bool,
     /// The client offers user name and password.
     pub password: bool,
+    /// The client offers GSSAPI (RFC 1961), which is not supported.
+    pub gssapi: bool,
 }
 
 /// An authentication method (RFC 1928, section 3).
@@ -62,9 +66,9 @@ pub enum Method {
 pub enum Command {
     /// Connect to the target.
     Connect,
-    /// Open a listening socket; not supported.
+    /// Accept one connection.
     Bind,
-    /// Open a UDP relay; not supported.
+    /// Relay datagrams.
     UdpAssociate,
     /// Anything else.
     Other(u8),
@@ -96,7 +100,7 @@ pub enum Reply {
     ConnectionRefused = 5,
     /// "TTL expired": no answer in time. The RFC has no code for a timeout; other proxies use this one.
     TtlExpired = 6,
-    /// BIND, UDP ASSOCIATE and unknown commands.
+    /// Unknown commands, and those that the listener does not serve.
     CommandNotSupported = 7,
     /// Unknown address type.
     AddressTypeNotSupported = 8,
@@ -125,7 +129,8 @@ pub fn parse_greeting(input: &[u8]) -> Parsed<Greeting> {
     }
     let Some((methods, used)) = counted(input, 1) else { return Ok(None) };
     let offers = |m: Method| methods.contains(&(m as u8));
-    Ok(Some((Greeting { no_auth: offers(Method::NoAuth), password: offers(Method::Password) }, used)))
+    let (no_auth, password) = (offers(Method::NoAuth), offers(Method::Password));
+    Ok(Some((Greeting { no_auth, password, gssapi: methods.contains(&GSSAPI) }, used)))
 }
 
 /// Parses `VER ULEN UNAME PLEN PASSWD` (RFC 1929, section 2).
@@ -165,7 +170,7 @@ pub fn parse_request(input: &[u8]) -> Parsed<Request> {
 }
 
 /// Parses the address at offset 4 (RFC 1928, section 5); the second value is the offset after it.
-fn parse_address(input: &[u8], address_type: u8) -> Parsed<Host> {
+pub(crate) fn parse_address(input: &[u8], address_type: u8) -> Parsed<Host> {
     let ip = |ip: IpAddr, end| Some((Host::Ip(ip.to_canonical()), end));
     Ok(match address_type {
         1 => array::<4>(input, 4).and_then(|a| ip(Ipv4Addr::from(a).into(), 8)),
@@ -216,6 +221,12 @@ pub fn encode_reply(reply: Reply, bound: Option<SocketAddr>) -> Vec<u8> {
     }
     out.extend(bound.port().to_be_bytes());
     out
+}
+
+/// Encodes a success with a name of 255 bytes at most: the answer to RESOLVE_PTR, an extension of Tor.
+pub fn encode_name(name: &str) -> Vec<u8> {
+    let name = &name.as_bytes()[..name.len().min(255)];
+    [&[VERSION, Reply::Succeeded as u8, 0, 3, name.len() as u8], name, &[0, 0]].concat()
 }
 
 #[cfg(test)]

@@ -21,13 +21,13 @@ fn connect(target: &str) -> Request {
 
 #[test]
 fn greeting() {
-    splits(parse_greeting, &[5, 1, 0], &Greeting { no_auth: true, password: false });
-    splits(parse_greeting, &[5, 3, 1, 2, 0], &Greeting { no_auth: true, password: true });
-    splits(parse_greeting, &[5, 1, 0x80], &Greeting { no_auth: false, password: false });
-    splits(parse_greeting, &[5, 0], &Greeting { no_auth: false, password: false });
+    splits(parse_greeting, &[5, 1, 0], &Greeting { no_auth: true, password: false, gssapi: false });
+    splits(parse_greeting, &[5, 3, 1, 2, 0], &Greeting { no_auth: true, password: true, gssapi: true });
+    splits(parse_greeting, &[5, 1, 0x80], &Greeting { no_auth: false, password: false, gssapi: false });
+    splits(parse_greeting, &[5, 0], &Greeting { no_auth: false, password: false, gssapi: false });
     let mut all = vec![5, 255];
     all.extend(1..=255);
-    splits(parse_greeting, &all, &Greeting { no_auth: false, password: true });
+    splits(parse_greeting, &all, &Greeting { no_auth: false, password: true, gssapi: true });
 }
 
 #[test]

@@ -27,13 +27,18 @@ impl Proxy {
 
     /// The same on another address.
     pub async fn start_at(address: &str, protocol: &str, more: &str) -> Proxy {
+        Proxy::start_with(Splicer::copying(Refusal::Unprivileged), address, protocol, more).await
+    }
+
+    /// The same with an engine of the caller's.
+    pub async fn start_with(splicer: Splicer, address: &str, protocol: &str, more: &str) -> Proxy {
         let dir = tempfile::tempdir().unwrap();
         let text = format!(
             "log = {{ format = \"json\", file = \"log\" }}\n\
              [[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{address}:0\"\n{more}"
         );
         let config = Config::from_toml(&text, &dir.path().join("longsplice.toml")).unwrap();
-        let server = Server::start(Splicer::copying(Refusal::Unprivileged), config, crate::SERVICES).await.unwrap();
+        let server = Server::start(splicer, config, crate::SERVICES).await.unwrap();
         Proxy { server, dir }
     }
 
