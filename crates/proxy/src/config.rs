@@ -528,4 +528,6 @@ mod judged_tests;
 #[cfg(test)]
 mod login_tests;
 #[cfg(test)]
+mod page_tests;
+#[cfg(test)]
 mod tests;
