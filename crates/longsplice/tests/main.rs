@@ -30,6 +30,7 @@ mod refusals;
 mod resets;
 mod running;
 mod soak;
+mod socks;
 mod spliced;
 mod start;
 mod tap;

@@ -1,0 +1,352 @@
+//! BIND and UDP ASSOCIATE through the real program, off loopback: connections of BIND are spliced; dante's socksify and PySocks
+//! get through. Needs root and eBPF, and fails without; Debian packages: dante-client, python3, python3-socks.
+
+use crate::running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
+use longsplice_lab::{
+    ChildGuard, Family, Lab, Namespace, Shape,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{self, Script},
+};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
+use tempfile::TempDir;
+use test_case::test_case;
+
+const SOCKS: u16 = 1080;
+const PORT: u16 = 7000;
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Debian's Python, which has Debian's packages: another one may come first in PATH.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// A lab with the program in its forwarder.
+struct Scene {
+    proxy: Running,
+    pins: Pins,
+    lab: Lab,
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let both = Family::BOTH.map(|family| FORWARDER_TO_CLIENT.port(family, SOCKS).to_string());
+        let arguments = ["--splice", "4096", "--log-format", "json", "--socks5", &both[0], "--socks5", &both[1]];
+        let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        Scene { proxy, pins: Pins::of(&lab.forwarder), lab, dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// Asks for a command, and reads the first answer.
+    fn ask(&self, family: Family, command: u8, target: SocketAddr) -> (TcpStream, SocketAddr) {
+        let mut client = self.lab.client.run(|| connect(FORWARDER_TO_CLIENT.port(family, SOCKS)));
+        client.write_all(&[&[5, 1, 0, 5, command, 0], &address(target)[..]].concat()).unwrap();
+        let mut method = [0; 2];
+        client.read_exact(&mut method).unwrap();
+        assert_eq!(method, [5, 0]);
+        let bound = answer(&mut client);
+        (client, bound)
+    }
+
+    /// Connects from the server, with the address that the client has named: the host has others.
+    fn peer(&self, to: SocketAddr) -> TcpStream {
+        let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
+        let script = Script { local: Some(SERVER.port(family, 0)), ..Script::opener(1) };
+        self.lab.server.run(|| traffic::connect(to, &script)).unwrap()
+    }
+
+    /// A socket for datagrams, with the address of the client's connection: only that is served.
+    fn datagrams(&self, control: &TcpStream) -> UdpSocket {
+        let at = SocketAddr::new(control.local_addr().unwrap().ip(), 0);
+        self.lab.client.run(|| UdpSocket::bind(at)).unwrap()
+    }
+
+    /// Writes a program of Python, and returns its path.
+    fn python(&self, name: &str, program: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, program).unwrap();
+        path
+    }
+
+    fn counters(&self) -> Value {
+        self.proxy.counters()["proxy"].clone()
+    }
+}
+
+/// `ATYP ADDR PORT`
+fn address(at: SocketAddr) -> Vec<u8> {
+    let port = at.port().to_be_bytes();
+    match at.ip() {
+        IpAddr::V4(ip) => [&[1][..], &ip.octets(), &port].concat(),
+        IpAddr::V6(ip) => [&[4][..], &ip.octets(), &port].concat(),
+    }
+}
+
+/// Reads a good answer.
+fn answer(client: &mut TcpStream) -> SocketAddr {
+    let mut head = [0; 4];
+    client.read_exact(&mut head).unwrap();
+    assert_eq!(head[..3], [5, 0, 0]);
+    let mut bytes = vec![0; if head[3] == 1 { 6 } else { 18 }];
+    client.read_exact(&mut bytes).unwrap();
+    let (ip, port) = bytes.split_at(bytes.len() - 2);
+    let ip = match <[u8; 4]>::try_from(ip) {
+        Ok(v4) => IpAddr::from(v4),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(ip).unwrap()),
+    };
+    SocketAddr::new(ip, u16::from_be_bytes([port[0], port[1]]))
+}
+
+fn run(namespace: &Namespace, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    let mut command = Command::new("timeout");
+    command.args(["-k1", &PATIENCE.as_secs().to_string(), program]).args(arguments).envs(environment.iter().copied());
+    let output = namespace.run(|| command.output()).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+    text
+}
+
+/// The data path tracks the peer's connection from its SYN on. Between the families, too.
+#[test_case(Family::V4, Family::V4; "v4")]
+#[test_case(Family::V6, Family::V6; "v6")]
+#[test_case(Family::V4, Family::V6; "v4 to v6")]
+#[ignore = "root"]
+fn connections_of_bind_are_spliced(of_client: Family, of_server: Family) {
+    let mut scene = Scene::new();
+    let (mut client, bound) = scene.ask(of_client, 2, SERVER.port(of_server, 21));
+    assert_eq!(bound.is_ipv4(), of_server == Family::V4);
+    let mut peer = scene.peer(bound);
+    assert_eq!(answer(&mut client), peer.local_addr().unwrap());
+    let back = peer.try_clone().unwrap();
+    let echo = std::thread::spawn(move || {
+        let mut back = back;
+        let mut buffer = [0; 65536];
+        while let Ok(n @ 1..) = back.read(&mut buffer) {
+            back.write_all(&buffer[..n]).unwrap();
+        }
+    });
+    round_trip(&mut client, &[7; 10_000]);
+    scene.proxy.wait_flow("spliced");
+    round_trip(&mut client, &[8; 100_000]);
+    peer.flush().unwrap();
+    drop(client);
+    echo.join().unwrap();
+    drop(peer);
+    let lines = scene.proxy.end(&scene.pins);
+    let line = &lines[0];
+    assert_eq!(
+        (&line["command"], &line["bytes_up"], &line["how"]),
+        (&"bind".into(), &110_000.into(), &"closed".into())
+    );
+    assert!(line["splices"].as_u64() >= Some(1) && line["spliced_up"].as_u64() >= Some(100_000), "{line}");
+}
+
+/// More than the data path has room for at a time, one after the other: each listener is forgotten.
+#[test]
+#[ignore = "root"]
+fn listeners_of_bind_come_and_go() {
+    let scene = Scene::new();
+    for _ in 0..1100 {
+        let (mut client, bound) = scene.ask(Family::V4, 2, SERVER.port(Family::V4, 21));
+        let peer = scene.peer(bound);
+        assert_eq!(answer(&mut client), peer.local_addr().unwrap());
+    }
+    assert_eq!(scene.counters()["bound"], 1100);
+    let (mut client, bound) = scene.ask(Family::V4, 2, SERVER.port(Family::V4, 21));
+    let peer = scene.peer(bound);
+    assert_eq!(answer(&mut client), peer.local_addr().unwrap());
+}
+
+#[test_case(Family::V4, Family::V4; "v4")]
+#[test_case(Family::V6, Family::V6; "v6")]
+#[test_case(Family::V6, Family::V4; "v6 to v4")]
+#[ignore = "root"]
+fn datagrams_of_all_sizes(of_client: Family, of_server: Family) {
+    let scene = Scene::new();
+    let server = SERVER.port(of_server, PORT);
+    let echo = scene.lab.server.run(|| UdpSocket::bind(server)).unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut buffer = vec![0; 65536];
+        while let Ok((n, from)) = echo.recv_from(&mut buffer) {
+            if buffer[..n] == *b"end" {
+                return;
+            }
+            echo.send_to(&buffer[..n], from).unwrap();
+        }
+    });
+    let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+    let (control, relay) = scene.ask(of_client, 3, unknown);
+    assert_eq!(relay.ip(), FORWARDER_TO_CLIENT.ip(of_client));
+    let client = scene.datagrams(&control);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let header = [&[0, 0, 0], &address(server)[..]].concat();
+    let mut buffer = vec![0; 65536];
+    // with IP fragments on both parts of the path
+    for size in [0, 1, 512, 1472, 1473, 9000, 60_000] {
+        let data: Vec<u8> = (0..size).map(|n: u32| n as u8).collect();
+        let datagram = [&header[..], &data].concat();
+        client.send_to(&datagram, relay).unwrap();
+        let (n, from) = client.recv_from(&mut buffer).unwrap();
+        assert!((from, &buffer[..n]) == (relay, &datagram), "{size}");
+    }
+    client.send_to(&[&header[..], b"end"].concat(), relay).unwrap();
+    thread.join().unwrap();
+    drop(control);
+    eventually("the end", || (scene.counters()["live"] == 0).then_some(()));
+    eventually("its line", || {
+        fs::read_to_string(scene.proxy.access_log()).unwrap().contains("datagrams_up").then_some(())
+    });
+}
+
+/// A host that answers datagrams.
+const ANSWERING: &str = r#"
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], int(sys.argv[2])))
+l = socket.create_server((sys.argv[1], int(sys.argv[2])))  # which shows that it is there
+while True:
+    data, peer = s.recvfrom(65536)
+    s.sendto(data, peer)
+"#;
+
+fn serve(scene: &Scene) -> ChildGuard {
+    let program = scene.python("server.py", ANSWERING);
+    let mut command = scene.lab.server.command(PYTHON);
+    command.arg(program).arg(SERVER.ip(Family::V4).to_string()).arg(PORT.to_string());
+    let server = ChildGuard::spawn(&mut command).unwrap();
+    scene.lab.server.wait_listening(PORT, PATIENCE).unwrap();
+    server
+}
+
+fn dante(scene: &Scene) -> String {
+    let path = scene.dir.path().join("socks.conf");
+    let text = format!(
+        "route {{\nfrom: 0.0.0.0/0 to: 0.0.0.0/0 via: {} port = {SOCKS}\nproxyprotocol: socks_v5\n\
+         method: none\ncommand: bind connect udpassociate\n}}\n",
+        FORWARDER_TO_CLIENT.ip(Family::V4)
+    );
+    fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+/// A client of FTP in active mode, which knows nothing of SOCKS: its server connects back.
+#[test]
+#[ignore = "root"]
+fn socksify_binds_for_an_active_client() {
+    let mut scene = Scene::new();
+    let (host, port, dir) = (SERVER.ip(Family::V4).to_string(), PORT.to_string(), scene.dir.path().join("ftp"));
+    fs::create_dir(&dir).unwrap();
+    let file: String = (0..200_000).map(|n| format!("{n}\n")).collect();
+    fs::write(dir.join("file"), &file).unwrap();
+    let mut command = scene.lab.server.command(PYTHON);
+    command.args(["-m", "pyftpdlib", "-i", &host, "-p", &port, "-d"]).arg(&dir);
+    let _server = ChildGuard::spawn(&mut command).unwrap();
+    scene.lab.server.wait_listening(PORT, PATIENCE).unwrap();
+    let (from, conf) = (format!("ftp://{host}:{port}/file"), dante(&scene));
+    let got = run(&scene.lab.client, "socksify", &["curl", "-sS", "--ftp-port", "-", &from], &[("SOCKS_CONF", &conf)]);
+    assert!(got == file, "{} bytes", got.len());
+    let lines = scene.proxy.end(&scene.pins);
+    let bind = lines.iter().find(|line| line["command"] == "bind").unwrap();
+    assert_eq!((&bind["bytes_down"], &bind["how"]), (&file.len().into(), &"closed".into()));
+}
+
+const PYSOCKS: &str = r#"
+import socks, sys
+proxy, port, host, there = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+s = socks.socksocket(type=socks.socket.SOCK_DGRAM)
+s.set_proxy(socks.SOCKS5, proxy, port)
+s.settimeout(20)
+s.bind(("", 0))
+for size in (1, 100, 8000):
+    s.sendto(b"x" * size, (host, there))
+    data, peer = s.recvfrom(65536)
+    assert (data, peer) == (b"x" * size, (host, there)), (len(data), peer)
+print("all")
+"#;
+
+#[test]
+#[ignore = "root"]
+fn pysocks_sends_datagrams() {
+    let scene = Scene::new();
+    let _server = serve(&scene);
+    let program = scene.python("pysocks.py", PYSOCKS).display().to_string();
+    let (proxy, server) = (FORWARDER_TO_CLIENT.ip(Family::V4).to_string(), SERVER.ip(Family::V4).to_string());
+    let ports = [SOCKS, PORT].map(|port| port.to_string());
+    let said = run(&scene.lab.client, PYTHON, &[&program, &proxy, &ports[0], &server, &ports[1]], &[]);
+    assert_eq!(said.trim(), "all");
+    assert_eq!(scene.counters()["udp_down"], 3);
+}
+
+/// A client of UDP that knows nothing of SOCKS.
+const ASKING: &str = r#"
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(20)
+there = (sys.argv[1], int(sys.argv[2]))
+for size in (1, 100, 1400):
+    s.sendto(b"x" * size, there)
+    data, peer = s.recvfrom(65536)
+    assert (data, peer) == (b"x" * size, there), (len(data), peer)
+print("all")
+"#;
+
+#[test]
+#[ignore = "root"]
+fn socksify_sends_datagrams() {
+    let scene = Scene::new();
+    let _server = serve(&scene);
+    let program = scene.python("asking.py", ASKING).display().to_string();
+    let (host, port, conf) = (SERVER.ip(Family::V4).to_string(), PORT.to_string(), dante(&scene));
+    let said = run(&scene.lab.client, "socksify", &[PYTHON, &program, &host, &port], &[("SOCKS_CONF", &conf)]);
+    assert_eq!(said.trim(), "all");
+    assert_eq!(scene.counters()["udp_up"], 3);
+}
+
+/// Datagrams as fast as they go, both ways, through GSO and without; each that arrives is whole, and none comes twice.
+#[test]
+#[ignore = "root"]
+fn a_stream_of_datagrams_is_not_mixed_up() {
+    const COUNT: u32 = 20_000;
+    let scene = Scene::new();
+    let server = SERVER.port(Family::V4, PORT);
+    let sink = scene.lab.server.run(|| UdpSocket::bind(server)).unwrap();
+    sink.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (control, relay) = scene.ask(Family::V4, 3, SocketAddr::from(([0, 0, 0, 0], 0)));
+    let client = scene.datagrams(&control);
+    let header = [&[0, 0, 0], &address(server)[..]].concat();
+    const SIZES: [usize; 6] = [1200, 1200, 1200, 40, 1200, 1];
+    let datagram = |n: u32| [&n.to_be_bytes()[..], &vec![n as u8; SIZES[n as usize % SIZES.len()]]].concat();
+    // first, so that the forwarder knows the server's link-layer address: what waits for that is overtaken
+    client.send_to(&[&header[..], &datagram(0)].concat(), relay).unwrap();
+    assert_eq!(sink.recv(&mut [0; 65536]).unwrap(), datagram(0).len());
+    let receiver = std::thread::spawn(move || {
+        let (mut buffer, mut last, mut count) = (vec![0; 65536], None, 0);
+        while last != Some(COUNT) {
+            let n = sink.recv(&mut buffer).unwrap();
+            let number = u32::from_be_bytes(buffer[..4].try_into().unwrap());
+            assert!(last.is_none_or(|last| last < number), "{last:?}, then {number}");
+            assert!(buffer[..n] == datagram(number), "{number}: {n} bytes");
+            (last, count) = (Some(number), count + 1);
+        }
+        count
+    });
+    for n in 1..COUNT {
+        client.send_to(&[&header[..], &datagram(n)].concat(), relay).unwrap();
+        if n % 64 == 0 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    // The last one has to arrive, whatever queue was full before.
+    while !receiver.is_finished() {
+        client.send_to(&[&header[..], &datagram(COUNT)].concat(), relay).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let count = receiver.join().unwrap();
+    assert!(count > COUNT / 10, "{count} have arrived");
+    drop(control);
+}
