@@ -515,6 +515,10 @@ fn sockets_show_what_was() {
         upload.until("the client pauses", |f| f.bytes_up >= PACE);
         thread::sleep(Duration::from_millis(200));
         if is_own {
+            // the way back may lead over f1 still: the server has to learn of it
+            for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
+                lab.forwarder.sysctl(setting, "1").expect("sysctl");
+            }
             ip(&lab.forwarder, &format!("link set f1 address {new}"));
         } else {
             ip(&lab.server, &format!("link set s0 address {new}"));
