@@ -40,14 +40,16 @@ pub trait Service: Send + Sync {
     /// Returns what serves the clients of such a listener.
     fn handler(&self, listener: &ListenerConfig) -> Arc<dyn Handler>;
 
-    /// Starts what goes on beside connections, in the current runtime. The tasks are aborted with the server.
-    fn tend(&self, shared: &ServerContext) -> Vec<JoinHandle<()>>;
+    /// Starts what goes on beside connections, if anything, in the current runtime. The tasks are aborted with the server.
+    fn tend(&self, _shared: &ServerContext) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
 
     /// Fills in what it counts itself.
-    fn count(&self, values: &mut CounterValues);
+    fn count(&self, _values: &mut CounterValues) {}
 
     /// Blocks until it has written what it has to keep, for `limit` at most.
-    fn flush(&self, limit: Duration);
+    fn flush(&self, _limit: Duration) {}
 }
 
 /// Serves the clients of one listener.

@@ -2,13 +2,12 @@
 
 use super::serve;
 use crate::{
-    Config, CounterValues, Handler, ListenerConfig, Protocol, Service, StartError,
-    context::{Front, Live, ServerContext},
+    Config, Handler, ListenerConfig, Protocol, Service, StartError,
+    context::{Front, Live},
 };
 use bytes::Bytes;
 use longsplice_engine::Leg;
-use std::{pin::Pin, sync::Arc, time::Duration};
-use tokio::task::JoinHandle;
+use std::{pin::Pin, sync::Arc};
 
 struct Ftp;
 
@@ -25,14 +24,6 @@ impl Service for Ftp {
     fn handler(&self, _: &ListenerConfig) -> Arc<dyn Handler> {
         Arc::new(Ftp)
     }
-
-    fn tend(&self, _: &ServerContext) -> Vec<JoinHandle<()>> {
-        Vec::new()
-    }
-
-    fn count(&self, _: &mut CounterValues) {}
-
-    fn flush(&self, _: Duration) {}
 }
 
 impl Handler for Ftp {
