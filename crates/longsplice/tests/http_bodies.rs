@@ -2,7 +2,7 @@
 //! server than the one before. Both ends are strict: a server must get only its own requests, and a client the reply to its
 //! request. Needs root and eBPF, and fails without.
 
-use crate::running::{LONGSPLICE, Pins, Running, eventually, least};
+use crate::running::{LONGSPLICE, Pins, Running, eventually, least, listener};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
     calls::SystemCalls,
@@ -226,8 +226,25 @@ fn serve(lab: &Lab, family: Family, tell: &mpsc::Sender<String>) {
     }
 }
 
+/// What clients do.
+#[derive(Clone, Copy)]
+struct Clients {
+    /// How many there are, how many connections each has in turn, and how many requests a connection carries.
+    count: (u64, u64, usize),
+    /// How many requests are under way, on one connection after the other.
+    ahead: [usize; 4],
+    /// Whether the servers are one site: paths lead to them.
+    site: bool,
+}
+
+impl Clients {
+    fn new(count: (u64, u64, usize)) -> Clients {
+        Clients { count, ahead: [1, 1, 2, 10], site: false }
+    }
+}
+
 /// Sends the requests of one connection, `ahead` of them before it reads the first reply.
-fn talk(proxy: SocketAddr, family: Family, asks: Vec<Ask>, ahead: usize) -> io::Result<()> {
+fn talk(proxy: SocketAddr, site: bool, family: Family, asks: Vec<Ask>, ahead: usize) -> io::Result<()> {
     let mut s = TcpStream::connect(proxy)?;
     s.set_nodelay(true)?;
     s.set_read_timeout(Some(PATIENCE))?;
@@ -257,7 +274,8 @@ fn talk(proxy: SocketAddr, family: Family, asks: Vec<Ask>, ahead: usize) -> io::
     for ask in asks {
         let mut r = SmallRng::seed_from_u64(ask.seed);
         let host = SERVER.port(family, ask.port);
-        let mut request = format!("{} http://{host}{} HTTP/1.1\r\nHost: {host}\r\n", ask.method(), ask.path());
+        let server = if site { String::new() } else { format!("http://{host}") };
+        let mut request = format!("{} {server}{} HTTP/1.1\r\nHost: {host}\r\n", ask.method(), ask.path());
         let whole = match ask.up {
             None => (request + "\r\n").into_bytes(),
             Some((framing, length)) => {
@@ -330,7 +348,7 @@ fn run(
     asks: fn(u64, usize) -> Vec<Ask>,
     count: (u64, u64, usize),
 ) -> Vec<Value> {
-    run_in(&Lab::simple(Shape::TwoDevices).unwrap(), family, impair, more, asks, count)
+    run_in(&Lab::simple(Shape::TwoDevices).unwrap(), family, impair, more, asks, Clients::new(count))
 }
 
 fn run_in(
@@ -339,13 +357,22 @@ fn run_in(
     impair: Option<Impair>,
     more: &[&str],
     asks: fn(u64, usize) -> Vec<Ask>,
-    (number, connections, requests): (u64, u64, usize),
+    Clients { count: (number, connections, requests), ahead, site }: Clients,
 ) -> Vec<Value> {
     let _bad = impair.map(|i| [LinkDirection::ToClient, LinkDirection::ToServer].map(|w| lab.impair(w, i).unwrap()));
     let (tell, told) = mpsc::channel();
     serve(lab, family, &tell);
     let proxy = FORWARDER_TO_CLIENT.port(family, PROXY);
-    let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    let mut text = listener("http", &proxy.to_string(), "");
+    if site {
+        text += &PORTS.map(|port| format!("[[listener.route]]\npath = \"/{port}\"\npool = \"{port}\"\n")).concat();
+        let server = |port| SERVER.port(family, port);
+        text += &PORTS.map(|port| format!("[pool.{port}]\nservers = [\"{}\"]\n", server(port))).concat();
+    }
+    fs::write(&file, text).unwrap();
+    let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
     let pins = Pins::of(&lab.forwarder);
     let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
     let clients: Vec<_> = (0..number)
@@ -353,8 +380,9 @@ fn run_in(
             lab.client.spawn(move || {
                 for k in 0..connections {
                     let seed = c * 1000 + k;
-                    let ahead = [1, 1, 2, 10][k as usize % 4];
-                    talk(proxy, family, asks(seed, requests), ahead).unwrap_or_else(|e| panic!("client {seed}: {e}"));
+                    let ahead = ahead[k as usize % 4];
+                    let asks = asks(seed, requests);
+                    talk(proxy, site, family, asks, ahead).unwrap_or_else(|e| panic!("client {seed}: {e}"));
                 }
             })
         })
@@ -405,6 +433,40 @@ fn under_loss() {
     check(&records, 400, 1_000_000);
 }
 
+/// Requests for large bodies, each from another server than the one before.
+fn large_by_turns(seed: u64, n: usize) -> Vec<Ask> {
+    large(seed, n).into_iter().zip(PORTS.into_iter().cycle()).map(|(ask, port)| Ask { port, ..ask }).collect()
+}
+
+/// The whole mix of requests of persistent, pipelined connections to a site of several servers.
+#[test]
+#[ignore = "root"]
+fn the_servers_of_a_site_get_their_own_requests() {
+    let clients = Clients { site: true, ..Clients::new((8, 8, 50)) };
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let records = run_in(&lab, Family::V4, None, &["--splice", "at-once"], asks, clients);
+    check(&records, 3200, 30_000_000);
+}
+
+/// Clients that send all of their requests before the first reply: each goes to another server of the site, and each reply is
+/// spliced.
+#[test]
+#[ignore = "root"]
+fn replies_to_pipelined_requests_to_a_site_are_spliced() {
+    for family in Family::BOTH {
+        let clients = Clients { ahead: [60; 4], site: true, ..Clients::new((4, 2, 60)) };
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let records = run_in(&lab, family, None, &["--splice", "at-once"], large_by_turns, clients);
+        check_shares(&records);
+        for port in PORTS {
+            let route = format!("{port}");
+            let of = records.iter().filter(|r| r["route"].as_str().unwrap().ends_with(&route));
+            let [all, spliced] = of.fold([0, 0], |[all, spliced], r| [all + 1, spliced + u64::from(r["splices"] != 0)]);
+            assert!(all == 160 && spliced > 140, "{port}: {spliced} of {all} replies");
+        }
+    }
+}
+
 /// A server writes a whole body at once, and must not be able to send most of it ahead of the splice: neither on a new connection
 /// nor on one over which a body has been forwarded, or copied.
 #[test]
@@ -430,7 +492,7 @@ fn bodies_of_a_server_with_a_large_first_window_are_spliced() {
     for (family, forwarder) in [(Family::V4, "10.77.2.1/32"), (Family::V6, "fd77:2::1/128")] {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         lab.server.execute("ip", &["route", "replace", forwarder, "dev", "s0", "initcwnd", "100"]).unwrap();
-        check_shares(&run_in(&lab, family, None, &["--splice", "at-once"], large, (4, 2, 60)));
+        check_shares(&run_in(&lab, family, None, &["--splice", "at-once"], large, Clients::new((4, 2, 60))));
     }
 }
 
@@ -473,7 +535,7 @@ fn calls_per_body(more: &[&str], length: usize, are_spliced: bool) -> Vec<f64> {
     let calls = SystemCalls::of(program.id()).unwrap();
     let ask = move |ask| Ask { down: (Framing::Exact, length), ..ask };
     let asks: Vec<_> = large(1, BODIES).into_iter().map(ask).collect();
-    lab.client.spawn(move || talk(proxy, Family::V4, asks, 1).unwrap()).join().unwrap();
+    lab.client.spawn(move || talk(proxy, false, Family::V4, asks, 1).unwrap()).join().unwrap();
     let mut calls: Vec<_> = calls.so_far().into_iter().map(|n| n as f64 / BODIES as f64).collect();
     calls[SYS_poll as usize] = 0.0;
     let records = program.end(&pins);

@@ -41,4 +41,5 @@ mod tpot_inside;
 mod tpot_programs;
 mod tpot_router;
 mod transparent;
+mod upgrades;
 mod urgent;

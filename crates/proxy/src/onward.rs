@@ -86,6 +86,8 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     let listener = record.listener;
     let target = exact(record.target.unwrap_or_default());
     let (listen, command) = (record.listen, record.command);
+    // Boxed: other connections have none of these, and all wait in memory.
+    let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
     let info = FlowInfo::new(listener, target).with_user(record.user.map(exact)).with_listen(listen);
     shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
         let Relayed { live, started, lease } = relayed;
@@ -96,6 +98,10 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         record.user.clone_from(&info.user);
         record.route = route.map(String::from);
         record.command = command;
+        if let Some(http) = http {
+            let (method, uri, status) = *http;
+            (record.method, record.uri, record.status) = (Some(method), uri, status);
+        }
         record.ended(&ended);
         write(&live, record, started);
     });
