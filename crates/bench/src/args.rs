@@ -57,6 +57,8 @@ pub struct DemoArgs {
 pub enum Show {
     /// A spliced download that outlives the proxy.
     Download,
+    /// An FTP download whose data connection outlives the proxy.
+    Ftp,
     /// A thousand requests to a site of two servers, over persistent connections; writes nothing.
     Http,
     /// A download through two translucent proxies, whose route changes half way; writes nothing.

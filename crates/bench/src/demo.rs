@@ -1,7 +1,8 @@
 //! `longsplice-bench demo`: one download, with a commentary. [`stage`] sets it up, this module tells the story, and [`crate::plot`]
-//! draws the switch. `longsplice-bench demo http` shows many requests instead ([`http`]), and
+//! draws the switch. `longsplice-bench demo ftp` shows one of FTP instead ([`ftp`]), `demo http` many requests ([`http`]), and
 //! `demo tpot` a chain of translucent proxies ([`tpot`]).
 
+mod ftp;
 mod http;
 mod stage;
 mod tpot;
@@ -43,13 +44,14 @@ pub fn demo(args: &DemoArgs) -> Outcome {
         return Err("the demo makes network namespaces: run it as root".into());
     }
     let other = match args.what {
-        Show::Http => Some(http::tell as fn(&Story) -> Result<()>),
+        Show::Ftp => Some(ftp::tell as fn(&Story, &Path) -> Result<()>),
+        Show::Http => Some(http::tell as _),
         Show::Tpot => Some(tpot::tell as _),
         Show::Download => None,
     };
     if let Some(tell) = other {
         let story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
-        return tell(&story).map(|()| ExitCode::SUCCESS);
+        return tell(&story, &args.out).map(|()| ExitCode::SUCCESS);
     }
     fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");
@@ -221,7 +223,7 @@ impl Story {
         let server = Leg::new(&traces.0, server, switch).ok_or(missing)?;
         let client = Leg::new(&traces.1, proxy, switch).ok_or(missing)?;
         let file = out.join("switch.svg");
-        plot::draw(&file, &server, &client, switch)?;
+        plot::draw(&file, ["it is spliced", "switch, from copying to spliced"], &server, &client, switch)?;
         self.say(&format!(
             "around the switch {} segments came twice, the longest pause was {:.0} ms: see {}",
             client.again,

@@ -66,17 +66,23 @@ fn milliseconds(time: Duration, zero: Duration) -> f64 {
     (time.as_secs_f64() - zero.as_secs_f64()) * 1000.0
 }
 
-/// Plots both legs into `file`.
-pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(), Box<dyn std::error::Error>> {
+/// Plots both legs into `file`. `what` happened to the download during the `band`.
+pub fn draw(
+    file: &Path,
+    [what, band]: [&str; 2],
+    server: &Leg,
+    client: &Leg,
+    switch: Switch,
+) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, (1000, 640)).into_drawing_area();
     root.fill(&WHITE)?;
-    let caption = "A download while it is spliced: sequence numbers at server and client";
-    panel(&root, caption, "switch, from copying to spliced", server, client, switch)?;
+    let caption = format!("A download while {what}: sequence numbers at server and client");
+    panel(&root, &caption, band, server, client, switch)?;
     root.present()?;
     Ok(())
 }
 
-/// Plots one panel. `band`: the label of the switch.
+/// Plots one panel. `band`: the label of the switch, of which the part before a comma names it.
 pub fn panel(
     area: &DrawingArea<SVGBackend<'_>, Shift>,
     caption: &str,
@@ -103,7 +109,7 @@ pub fn panel(
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
-        .x_desc("milliseconds from the switch")
+        .x_desc(format!("milliseconds from the {}", band.split(',').next().unwrap_or(band)))
         .y_desc("megabytes of the stream")
         .label_style(("sans-serif", 14))
         .draw()?;

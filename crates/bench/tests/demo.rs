@@ -23,6 +23,15 @@ fn the_demo_works() {
 
 #[test]
 #[ignore = "root"]
+fn the_demo_of_ftp_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = demo(&["ftp", "--out", dir.path().to_str().unwrap()]);
+    assert!(text.contains("spliced before its first byte") && text.contains("complete: 268.4 MB"), "{text}");
+    assert!(fs::read_to_string(dir.path().join("ftp.svg")).unwrap().contains("</svg>"));
+}
+
+#[test]
+#[ignore = "root"]
 fn the_demo_of_http_works() {
     let text = demo(&["http"]);
     assert!(text.contains("all 1000 replies are what was asked for") && text.contains("went past the proxy"), "{text}");

@@ -87,7 +87,12 @@ impl<E> Venue<E> {
                 run.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&file).args(["-g", &Peer::nginx_globals(&pid)])
             }
         };
-        let guard = ChildGuard::spawn(&mut run)?.ended_gently();
+        self.serve(at, &mut run, port)
+    }
+
+    /// Starts any program, and waits until it listens at the port.
+    pub fn serve(&mut self, at: &Namespace, run: &mut Command, port: u16) -> Result<()> {
+        let guard = ChildGuard::spawn(run)?.ended_gently();
         self.programs.insert(0, when_ready(guard, |_| at.wait_listening(port, START))?);
         Ok(())
     }

@@ -13,6 +13,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use serde_json::Value;
 use std::{
     io,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -34,7 +35,7 @@ const LOG: &str = "access.log";
 const TELL: Duration = Duration::from_millis(500);
 
 /// Runs the demo.
-pub fn tell(story: &Story) -> Result<()> {
+pub fn tell(story: &Story, _: &Path) -> Result<()> {
     println!("client 10.77.1.2 ──── longsplice, a site ──┬── server 10.77.2.2\n{:45}└── server 10.77.2.12\n", "");
     let sizes = SIZES.map(|(size, _)| size);
     let files = Files::make(&[&sizes[..], &[LARGE]].concat())?;

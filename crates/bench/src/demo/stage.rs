@@ -13,7 +13,7 @@ use std::{
     fs::File,
     io::{BufWriter, Read, Write},
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, ExitStatus, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -147,9 +147,14 @@ impl Download {
 
     /// After the end: the digest, or curl's error.
     pub fn digest(&mut self) -> Result<String> {
-        let digest = self.hashing.take().ok_or("asked twice")?.join().map_err(|_| "hashing failed")??;
-        let status = self.curl.wait()?;
+        let (digest, status) = self.outcome()?;
         if status.success() { Ok(digest) } else { Err(format!("curl: {status}").into()) }
+    }
+
+    /// After the end: the digest, and what curl thinks of it.
+    pub fn outcome(&mut self) -> Result<(String, ExitStatus)> {
+        let digest = self.hashing.take().ok_or("asked twice")?.join().map_err(|_| "hashing failed")??;
+        Ok((digest, self.curl.wait()?))
     }
 }
 

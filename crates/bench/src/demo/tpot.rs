@@ -12,7 +12,7 @@ use crate::bench::{
 };
 use longsplice_lab::{Family, Lab, Options, Shape, topology};
 use nix::sys::signal::Signal;
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 /// File size, and the bytes per second that nginx sends: the download takes eight seconds.
 const SIZE: u64 = 256 << 20;
@@ -25,7 +25,7 @@ const CONFIG: &str = "leave_flows_on_stop = true\n\n[[listener]]\nprotocol = \"t
                       [tpot]\nproxies = \"10.77.0.0/16\"\nports = 80\n";
 
 /// Runs the demo.
-pub fn tell(story: &Story) -> Result<()> {
+pub fn tell(story: &Story, _: &Path) -> Result<()> {
     println!("client ──── first proxy ──── second proxy ──── server   (four network namespaces)");
     println!("   └───────────────── another path ───────────────┘\n");
     let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() })?;
