@@ -27,7 +27,7 @@ use std::time::Duration;
 
 pub use endpoint::converse;
 pub use report::{Report, StreamEnd, intact};
-pub use sockets::{Serving, connect, listen, serve, socks5_connect};
+pub use sockets::{Serving, connect, listen, serve, socks5_address, socks5_answer, socks5_ask, socks5_connect};
 
 /// The longest time that a call blocks before the deadline is checked.
 pub const STEP: Duration = Duration::from_millis(50);

@@ -1,7 +1,7 @@
 //! BIND and UDP ASSOCIATE through the real program, off loopback: connections of BIND are spliced; dante's socksify and PySocks
 //! get through. Needs root and eBPF, and fails without; Debian packages: dante-client, python3, python3-socks.
 
-use crate::running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
+use crate::running::{LONGSPLICE, Pins, Running, eventually, round_trip};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::{
     fs,
     io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     path::PathBuf,
     process::Command,
     time::Duration,
@@ -44,13 +44,8 @@ impl Scene {
 
     /// Asks for a command, and reads the first answer.
     fn ask(&self, family: Family, command: u8, target: SocketAddr) -> (TcpStream, SocketAddr) {
-        let mut client = self.lab.client.run(|| connect(FORWARDER_TO_CLIENT.port(family, SOCKS)));
-        client.write_all(&[&[5, 1, 0, 5, command, 0], &address(target)[..]].concat()).unwrap();
-        let mut method = [0; 2];
-        client.read_exact(&mut method).unwrap();
-        assert_eq!(method, [5, 0]);
-        let bound = answer(&mut client);
-        (client, bound)
+        let (proxy, script) = (FORWARDER_TO_CLIENT.port(family, SOCKS), Script::opener(1).deadline(PATIENCE));
+        self.lab.client.run(|| traffic::socks5_ask(proxy, command, target, &script)).unwrap()
     }
 
     /// Connects from the server, with the address that the client has named: the host has others.
@@ -78,30 +73,6 @@ impl Scene {
     }
 }
 
-/// `ATYP ADDR PORT`
-fn address(at: SocketAddr) -> Vec<u8> {
-    let port = at.port().to_be_bytes();
-    match at.ip() {
-        IpAddr::V4(ip) => [&[1][..], &ip.octets(), &port].concat(),
-        IpAddr::V6(ip) => [&[4][..], &ip.octets(), &port].concat(),
-    }
-}
-
-/// Reads a good answer.
-fn answer(client: &mut TcpStream) -> SocketAddr {
-    let mut head = [0; 4];
-    client.read_exact(&mut head).unwrap();
-    assert_eq!(head[..3], [5, 0, 0]);
-    let mut bytes = vec![0; if head[3] == 1 { 6 } else { 18 }];
-    client.read_exact(&mut bytes).unwrap();
-    let (ip, port) = bytes.split_at(bytes.len() - 2);
-    let ip = match <[u8; 4]>::try_from(ip) {
-        Ok(v4) => IpAddr::from(v4),
-        Err(_) => IpAddr::from(<[u8; 16]>::try_from(ip).unwrap()),
-    };
-    SocketAddr::new(ip, u16::from_be_bytes([port[0], port[1]]))
-}
-
 fn run(namespace: &Namespace, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> String {
     let mut command = Command::new("timeout");
     command.args(["-k1", &PATIENCE.as_secs().to_string(), program]).args(arguments).envs(environment.iter().copied());
@@ -121,7 +92,7 @@ fn connections_of_bind_are_spliced(of_client: Family, of_server: Family) {
     let (mut client, bound) = scene.ask(of_client, 2, SERVER.port(of_server, 21));
     assert_eq!(bound.is_ipv4(), of_server == Family::V4);
     let mut peer = scene.peer(bound);
-    assert_eq!(answer(&mut client), peer.local_addr().unwrap());
+    assert_eq!(traffic::socks5_answer(&mut client).unwrap(), peer.local_addr().unwrap());
     let back = peer.try_clone().unwrap();
     let echo = std::thread::spawn(move || {
         let mut back = back;
@@ -154,12 +125,12 @@ fn listeners_of_bind_come_and_go() {
     for _ in 0..1100 {
         let (mut client, bound) = scene.ask(Family::V4, 2, SERVER.port(Family::V4, 21));
         let peer = scene.peer(bound);
-        assert_eq!(answer(&mut client), peer.local_addr().unwrap());
+        assert_eq!(traffic::socks5_answer(&mut client).unwrap(), peer.local_addr().unwrap());
     }
     assert_eq!(scene.counters()["bound"], 1100);
     let (mut client, bound) = scene.ask(Family::V4, 2, SERVER.port(Family::V4, 21));
     let peer = scene.peer(bound);
-    assert_eq!(answer(&mut client), peer.local_addr().unwrap());
+    assert_eq!(traffic::socks5_answer(&mut client).unwrap(), peer.local_addr().unwrap());
 }
 
 #[test_case(Family::V4, Family::V4; "v4")]
@@ -184,7 +155,7 @@ fn datagrams_of_all_sizes(of_client: Family, of_server: Family) {
     assert_eq!(relay.ip(), FORWARDER_TO_CLIENT.ip(of_client));
     let client = scene.datagrams(&control);
     client.set_read_timeout(Some(PATIENCE)).unwrap();
-    let header = [&[0, 0, 0], &address(server)[..]].concat();
+    let header = [&[0, 0, 0], &traffic::socks5_address(server)[..]].concat();
     let mut buffer = vec![0; 65536];
     // with IP fragments on both parts of the path
     for size in [0, 1, 512, 1472, 1473, 9000, 60_000] {
@@ -318,7 +289,7 @@ fn a_stream_of_datagrams_is_not_mixed_up() {
     sink.set_read_timeout(Some(PATIENCE)).unwrap();
     let (control, relay) = scene.ask(Family::V4, 3, SocketAddr::from(([0, 0, 0, 0], 0)));
     let client = scene.datagrams(&control);
-    let header = [&[0, 0, 0], &address(server)[..]].concat();
+    let header = [&[0, 0, 0], &traffic::socks5_address(server)[..]].concat();
     const SIZES: [usize; 6] = [1200, 1200, 1200, 40, 1200, 1];
     let datagram = |n: u32| [&n.to_be_bytes()[..], &vec![n as u8; SIZES[n as usize % SIZES.len()]]].concat();
     // first, so that the forwarder knows the server's link-layer address: what waits for that is overtaken

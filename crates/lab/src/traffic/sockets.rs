@@ -126,6 +126,16 @@ fn accept_all(listener: &TcpListener, connections: usize, script: &Script, stop:
 /// Connects to a SOCKS5 proxy and requests `target` (RFC 1928, CONNECT without
 /// authentication). The rest of the stream is between client and target.
 pub fn socks5_connect(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<TcpStream> {
+    socks5_ask(proxy, 1, target, script).map(|(stream, _)| stream)
+}
+
+/// Connects to a SOCKS5 proxy, and asks for a command (RFC 1928) without authentication. Returns the address in the answer.
+pub fn socks5_ask(
+    proxy: SocketAddr,
+    command: u8,
+    target: SocketAddr,
+    script: &Script,
+) -> io::Result<(TcpStream, SocketAddr)> {
     let mut stream = connect(proxy, script)?;
     // A proxy that never answers must not hang a test.
     let patience = Some(script.deadline.max(Duration::from_millis(1)));
@@ -137,41 +147,39 @@ pub fn socks5_connect(proxy: SocketAddr, target: SocketAddr, script: &Script) ->
     if method != [5, 0] {
         return Err(refused(format!("method {method:?}")));
     }
-    stream.write_all(&socks5_request(target))?;
-    socks5_reply(&mut stream)?;
-    Ok(stream)
+    stream.write_all(&[&[5, command, 0], &socks5_address(target)[..]].concat())?;
+    let at = socks5_answer(&mut stream)?;
+    Ok((stream, at))
 }
 
-fn socks5_request(target: SocketAddr) -> Vec<u8> {
-    let mut request = vec![5, 1, 0];
-    match target.ip() {
-        IpAddr::V4(ip) => {
-            request.push(1);
-            request.extend(ip.octets());
-        }
-        IpAddr::V6(ip) => {
-            request.push(4);
-            request.extend(ip.octets());
-        }
+/// An address as SOCKS5 writes it, also in front of datagrams.
+pub fn socks5_address(at: SocketAddr) -> Vec<u8> {
+    let port = at.port().to_be_bytes();
+    match at.ip() {
+        IpAddr::V4(ip) => [&[1][..], &ip.octets(), &port].concat(),
+        IpAddr::V6(ip) => [&[4][..], &ip.octets(), &port].concat(),
     }
-    request.extend(target.port().to_be_bytes());
-    request
 }
 
-/// Reads the reply up to its last byte and no further: the next byte is the target's.
-fn socks5_reply(stream: &mut TcpStream) -> io::Result<()> {
+/// Reads an answer up to its last byte and no further: the next byte is the target's. BIND has two.
+pub fn socks5_answer(stream: &mut TcpStream) -> io::Result<SocketAddr> {
     let mut head = [0; 4];
     stream.read_exact(&mut head)?;
     let [version, reply, _, address_type] = head;
     if version != 5 || reply != 0 {
         return Err(refused(format!("reply {reply}")));
     }
-    let address_and_port = match address_type {
-        1 => 4 + 2,
-        4 => 16 + 2,
+    let ip = match address_type {
+        1 => IpAddr::from(read_array::<4>(stream)?),
+        4 => IpAddr::from(read_array::<16>(stream)?),
         other => return Err(refused(format!("address type {other}"))),
     };
-    stream.read_exact(&mut [0; 18][..address_and_port])
+    Ok(SocketAddr::new(ip, u16::from_be_bytes(read_array(stream)?)))
+}
+
+fn read_array<const N: usize>(stream: &mut TcpStream) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes).map(|()| bytes)
 }
 
 fn refused(why: String) -> Error {

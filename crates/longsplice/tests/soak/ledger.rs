@@ -1,6 +1,9 @@
 //! Records the events, and checks whether each connection ended as it should.
 
-use super::plan::{Kind, Plan};
+use super::{
+    plan::{Kind, Plan},
+    ways::Way,
+};
 use longsplice_lab::traffic::{Report, Role, StreamEnd, intact};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -60,7 +63,7 @@ impl Event {
 
 struct Stream {
     kind: Kind,
-    via: &'static str,
+    via: Way,
     began: Instant,
     /// When its server learned which stream it is.
     arrived: Option<Instant>,
@@ -74,7 +77,7 @@ pub struct Tally {
     /// Streams that did everything they should, by kind.
     pub whole: BTreeMap<Kind, usize>,
     /// The same by listener.
-    pub ways: BTreeMap<&'static str, usize>,
+    pub ways: BTreeMap<Way, usize>,
     /// Streams that were allowed to end early, and did, by kind.
     pub excused: BTreeMap<Kind, usize>,
     /// Streams that outlived a process, counted once for each process.
@@ -93,6 +96,10 @@ pub struct Tally {
     pub failed_requests: usize,
     /// Ends of connections that waited for long because the stop could not reset them.
     pub untold: usize,
+    /// Datagrams that came back.
+    pub datagrams: usize,
+    /// Datagrams that did not: nobody promises that.
+    pub lost: usize,
 }
 
 #[derive(Default)]
@@ -151,7 +158,7 @@ impl Ledger {
 
     // ---- streams
 
-    pub fn begin(&self, seed: u64, kind: Kind, via: &'static str) {
+    pub fn begin(&self, seed: u64, kind: Kind, via: Way) {
         let stream = Stream { kind, via, began: Instant::now(), arrived: None, client: None, server: None };
         let mut book = self.book();
         book.known.insert(seed);
@@ -223,6 +230,21 @@ impl Ledger {
         }
     }
 
+    /// Records how many datagrams of an association came back, and how many did not.
+    pub fn datagrams(&self, back: usize, lost: usize) {
+        let tally = &mut self.book().tally;
+        tally.datagrams += back;
+        tally.lost += lost;
+    }
+
+    /// Records a datagram that came twice to an association opened at `since`: only the network may do that.
+    pub fn twice(&self, since: Instant, what: String) {
+        let mut book = self.book();
+        if !book.events.iter().any(|e| matches!(e.harm, Harm::Again) && e.meets(since, Instant::now())) {
+            book.fail(self, what);
+        }
+    }
+
     /// Records the proxy's answer that the server does not respond.
     pub fn unreached(&self, since: Instant, what: String) {
         let is_late = |e: &Event| matches!(e.harm, Harm::Late) && e.from.elapsed() < STALE;
@@ -275,7 +297,7 @@ impl Ledger {
         let is = |(seed, s): (&u64, &Stream)| {
             let ends = [s.client.is_some(), s.arrived.is_some(), s.server.is_some()];
             format!(
-                "{seed:#x} {:?} {} since {:?}: client done, arrived, server done: {ends:?}",
+                "{seed:#x} {:?} {:?} since {:?}: client done, arrived, server done: {ends:?}",
                 s.kind,
                 s.via,
                 s.began.elapsed()
@@ -321,7 +343,7 @@ impl Book {
             let local = stream.local();
             self.fail(
                 ledger,
-                format!("{why}\n  {seed:#x}, {kind:?} by {via}, from {local:?}, since {began:.1} s, ends {ends:.1?}"),
+                format!("{why}\n  {seed:#x}, {kind:?} by {via:?}, from {local:?}, since {began:.1} s, ends {ends:.1?}"),
             );
         }
     }

@@ -1,4 +1,4 @@
-//! A soak test: everything at once, for any length of time. Checked streams and HTTP pass through
+//! A soak test: everything at once, for any length of time. Checked streams, HTTP and datagrams pass through
 //! listeners of each kind, in both address families, while flows are told to switch, the process is
 //! killed and replaced, the network changes, tables are full and descriptors are few. At the end: no
 //! wrong byte, no connection that hangs, and nothing left over: flows, entries, descriptors, memory.
@@ -6,12 +6,16 @@
 //! `LONGSPLICE_SOAK_SECONDS` sets the duration (`make test-all`: 240, `make soak`: an hour), and `LONGSPLICE_SOAK_SEED` the
 //! sequence of events; the seed is printed. Needs root and eBPF, and fails without.
 
+mod datagrams;
 mod deck;
+mod ftp;
 mod ledger;
+mod modes;
 mod plan;
 mod program;
 mod streams;
 mod traffic;
+mod ways;
 mod web;
 
 use crate::running::more_open;
@@ -33,8 +37,8 @@ use std::{
     },
     time::{Duration, Instant, SystemTime},
 };
-use streams::WAYS;
 use traffic::Traffic;
+use ways::Way;
 
 /// Total duration, unless the environment sets another.
 const SECONDS: u64 = 60 + ENDING;
@@ -67,10 +71,11 @@ fn everything_at_once() {
     let lab = Lab::new(Shape::TwoDevices, options).expect("a lab");
     let names = [&lab.client, &lab.forwarder, &lab.server].map(|namespace| namespace.path());
     deck::prepare(&lab);
-    let program = Program::start(&lab);
+    let program = Program::start(&lab, None);
     let traffic = Traffic::new(Ledger::new());
     streams::begin(&traffic, &lab, seed);
     web::begin(&traffic, &lab, seed);
+    datagrams::begin(&traffic, &lab, seed);
     let stage = Stage { program, traffic, r: SmallRng::seed_from_u64(seed), lab };
     Soak { stage, seed }.run(Duration::from_secs(seconds.saturating_sub(ENDING)));
     assert!(names.iter().all(|name| !Path::new(name).exists()), "namespaces are left: {names:?}");
@@ -187,7 +192,8 @@ impl Soak {
                 && tally.requests > 0
                 && tally.reused > 0
                 && tally.whole.len() >= 6
-                && tally.ways.len() == WAYS.len();
+                && tally.datagrams > 0
+                && tally.ways.len() == Way::ALL.len();
             assert!(is_one, "this was no soak: {tally:?}");
         });
     }

@@ -29,7 +29,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [Kind::Long, Kind::Idle, Kind::Fast, Kind::HalfClosed, Kind::Reset, Kind::Short, Kind::Cut];
+    pub const ALL: [Kind; 7] =
+        [Kind::Long, Kind::Idle, Kind::Fast, Kind::HalfClosed, Kind::Reset, Kind::Short, Kind::Cut];
 
     /// A kind that does not.
     pub fn passing(r: &mut SmallRng) -> Kind {

@@ -2,7 +2,7 @@
 
 use super::{
     ledger::{Harm, Ledger},
-    streams::{CROSSING, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
+    ways::{CROSSING, FTP, FTP_ACTIVE, LOGIN, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
     web::{SITE, servers},
 };
 use crate::running::{Control, LONGSPLICE, Pins, Running, eventually};
@@ -68,9 +68,10 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn start(lab: &Lab) -> Program {
+    /// `splice`: when, at all listeners; `None`: each has a policy of its own.
+    pub fn start(lab: &Lab, splice: Option<&str>) -> Program {
         let dir = tempfile::tempdir().expect("a directory");
-        fs::write(dir.path().join("longsplice.toml"), configuration()).expect("the configuration");
+        fs::write(dir.path().join("longsplice.toml"), configuration(splice)).expect("the configuration");
         let pins = Pins::of(&lab.forwarder);
         let (told, before) = (Arc::default(), String::new());
         let mut program = Program { running: None, pins, dir, idle_descriptors: 0, told, before };
@@ -141,6 +142,13 @@ impl Program {
         let mut running = self.running.take().expect("it runs");
         running.shut_down();
         assert!(!self.pins.exist(), "a clean stop leaves nothing pinned");
+    }
+
+    /// Ends the last process, and removes what it has left.
+    pub fn flush(&mut self) {
+        let mut running = self.running.take().expect("it runs");
+        running.client(&["stop", "--flush"]);
+        assert!(running.wait().success() && !self.pins.exist(), "{}", running.messages());
     }
 
     /// Its private memory in kilobytes.
@@ -248,15 +256,16 @@ pub fn processes(lab: &Lab) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Listeners of each kind, in both address families, with different policies.
-fn configuration() -> String {
+/// Listeners of each kind, in both address families, with different policies, or all with this one.
+fn configuration(splice: Option<&str>) -> String {
     let mut text =
-        "leave_flows_on_stop = true\nsource = [\"10.77.2.1\", \"10.77.2.11\", \"fd77:2::1\", \"fd77:2::b\"]\n"
+        "log = { format = \"json\" }\nleave_flows_on_stop = true\nsource = [\"10.77.2.1\", \"10.77.2.11\", \"fd77:2::1\", \"fd77:2::b\"]\n"
             .to_owned();
     for family in Family::BOTH {
         let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
         let server = |family| topology::SERVER.port(family, STREAMS);
         let mut listener = |protocol: &str, at: SocketAddr, policy: &str, more: &str| {
+            let policy = splice.map_or_else(|| policy.to_owned(), |when| format!("splice = \"{when}\""));
             text += &format!(
                 "[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{at}\"\nlimits = {{ connect = 20, keep_alive = 20 }}\n\
                  policy = {{ {policy} }}\n{more}\n"
@@ -270,12 +279,17 @@ fn configuration() -> String {
             "splice = \"at-once\", release_after = \"never\"",
             &format!("target = \"{crossing}\""),
         );
-        listener("socks5", at(SOCKS), "splice = 20000, release_after = 0.2", "");
+        listener("socks5", at(SOCKS), "splice = 20000, release_after = 0.2", "bind = { wait = 20 }");
         listener("http", at(PROXY), "splice = 65536, release_after = 2", "");
         listener("http", at(SITE), "splice = \"at-once\", release_after = 1", "route = [{ pool = \"web\" }]");
         let route = |to| format!("{{ name = \"{}\", target = \"{}\" }}", name(to), topology::SERVER.port(to, NAMES));
         let routes = format!("route = [{}, {}]", route(Family::V4), route(Family::V6));
         listener("tls", at(NAMES), "splice = 10000, release_after = 0.5", &routes);
+        let to = |to| format!("{{ name = \"{}\", target = \"{}\" }}", name(to), topology::SERVER.port(to, STREAMS));
+        let log_in = format!("users = {{ ann = \"secret\" }}\ndestination = [{}, {}]", to(Family::V4), to(Family::V6));
+        listener("login", at(LOGIN), "splice = \"at-once\", release_after = 0.5", &log_in);
+        listener("ftp", at(FTP), "release_after = 1", "ftp = { data = \"as-client\" }");
+        listener("ftp", at(FTP_ACTIVE), "splice = 5000, release_after = 0.3", "ftp = { data = \"active\" }");
         let any = if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let any = SocketAddr::new(any, TRANSPARENT);
         listener("transparent", any, "splice = \"at-once\", release_after = 1", "");

@@ -1,6 +1,6 @@
 //! HTTP: requests with bodies whose every byte is known, over persistent connections.
 
-use super::{plan::HANGS, streams::PROXY, traffic::Traffic};
+use super::{plan::HANGS, traffic::Traffic, ways::PROXY};
 use longsplice_lab::{
     Family, Lab, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},
@@ -61,7 +61,7 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
     let mut wire = match traffic::connect(proxy, &script).and_then(Wire::new) {
         Ok(wire) => wire,
         Err(e) => {
-            failed(traffic, began, &format!("connecting to {proxy}"), &e);
+            failed(traffic, began, &format!("HTTP: connecting to {proxy}"), &e);
             return thread::sleep(DISCOURAGED);
         }
     };
@@ -76,7 +76,7 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
                 let local = wire.stream.local_addr();
                 let what =
                     format!("{ask:?}, request {n} from {local:?} to {proxy}, {} bytes read since it began", wire.read);
-                return failed(traffic, began, &what, &e);
+                return failed(traffic, began, &format!("HTTP: {what}"), &e);
             }
         }
         wire.read = 0;
@@ -85,8 +85,8 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
 }
 
 /// Records a failure. Wrong content has no excuse.
-fn failed(traffic: &Traffic, since: Instant, what: &str, error: &io::Error) {
-    let what = format!("HTTP: {what}: {error}");
+pub fn failed(traffic: &Traffic, since: Instant, what: &str, error: &io::Error) {
+    let what = format!("{what}: {error}");
     match error.kind() {
         ErrorKind::InvalidData => traffic.ledger.fail(format!("wrong bytes: {what}")),
         ErrorKind::TimedOut => traffic.ledger.hung(since, what),
@@ -95,7 +95,7 @@ fn failed(traffic: &Traffic, since: Instant, what: &str, error: &io::Error) {
     }
 }
 
-fn wrong(what: impl Into<String>) -> io::Error {
+pub fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
@@ -164,7 +164,7 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
                 && let Err(e) = serve(&traffic, &mut wire, &mut r)
                 && matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::TimedOut)
             {
-                failed(&traffic, began, &what, &e);
+                failed(&traffic, began, &format!("HTTP: {what}"), &e);
             }
         });
     }
@@ -173,7 +173,7 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
 /// Enables keep-alive, as servers with persistent connections do. The end of an idle
 /// connection is sent only a few times, and is lost if the kernel has an outdated address
 /// of the host. That may last for a minute, so the probes have to go on for longer.
-fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
+pub fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::TcpKeepIdle, &20)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &5)?;
     setsockopt(stream, sockopt::TcpKeepCount, &20)?;
