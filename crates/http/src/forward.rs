@@ -72,8 +72,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
             || (is("accept-encoding") && to.identity)
             || (is("via") && to.via.is_some())
             || of_site.clone().any(|o| is(o));
-        let disguised =
-            is_odd(n) && OWN.iter().chain([&name]).chain(of_site).any(|o| !o.is_empty() && is_read_as(n, o));
+        let disguised = OWN.iter().chain([&name]).chain(of_site).any(|o| !o.is_empty() && is_disguised(n, o));
         if !(ours || expects || counted || disguised) {
             line(&mut out, &[n, b": ", value]);
         }
@@ -178,6 +177,16 @@ fn framing(out: &mut Vec<u8>, framing: Framing) {
         Framing::Chunked => field(out, "Transfer-Encoding", b"chunked"),
         Framing::None | Framing::UntilClose => {}
     }
+}
+
+/// Whether a field is never forwarded: it delimits the message, is about one connection, or is Host.
+pub fn is_own(name: &str) -> bool {
+    OWN.iter().any(|own| name.eq_ignore_ascii_case(own))
+}
+
+/// Whether a name is written such that a server may mistake it for this one.
+pub fn is_disguised(name: &[u8], own: &str) -> bool {
+    is_odd(name) && is_read_as(name, own)
 }
 
 /// Whether a name contains anything but letters, digits and single `-`.

@@ -24,9 +24,8 @@ use longsplice_engine::{Tap, TapReader, Taps};
 use longsplice_http::{Body, Framing, Response};
 pub(crate) use longsplice_proxy::counters::cache::Count;
 use longsplice_proxy::{
-    config::CacheConfig,
+    config::{CacheConfig, Http},
     counters::cache::{CacheValues, Counts},
-    filter::Filter,
 };
 use nix::fcntl::{Flock, FlockArg};
 use policy::{Fit, digest};
@@ -370,9 +369,15 @@ fn variant(meta: &Meta) -> u64 {
     u64::from_str_radix(&digest(all.as_bytes())[..16], 16).unwrap_or_default()
 }
 
-/// Returns a digest of the filter: a reply that one filter allowed may be denied by another.
-pub(crate) fn fingerprint(filter: &Filter) -> Arc<str> {
-    if filter.rules.is_empty() { "".into() } else { digest(format!("{filter:?}").as_bytes()).into() }
+/// Returns a digest of the filter and of changes in requests: a reply that one filter allowed may be denied by another, and
+/// other requests have other replies.
+pub(crate) fn fingerprint(http: &Http) -> Arc<str> {
+    let (filter, asked) = (&http.filter, &http.fields.request);
+    match (filter.rules.is_empty(), asked.is_empty()) {
+        (true, true) => "".into(),
+        (false, true) => digest(format!("{filter:?}").as_bytes()).into(),
+        (_, false) => digest(format!("{filter:?} {asked:?}").as_bytes()).into(),
+    }
 }
 
 /// A request that goes to a server, and what the cache needs to handle its reply.

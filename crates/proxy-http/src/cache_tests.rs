@@ -1,6 +1,10 @@
 //! The store: a written reply is found again complete, or not at all.
 
 use super::*;
+use longsplice_proxy::{
+    fields::{Change, FieldChange, FieldChanges},
+    filter::Filter,
+};
 use std::{os::unix::fs::FileExt, time::Duration};
 
 /// A cache with the test in the role of the writer thread.
@@ -266,11 +270,12 @@ fn one_program_at_a_time() {
 }
 
 #[test]
-fn filters_tell_replies_apart() {
-    let mut filter = Filter::default();
-    assert_eq!(&*fingerprint(&filter), "");
-    filter.wait = Duration::from_secs(1);
-    assert_eq!(&*fingerprint(&filter), "");
+fn filters_and_changed_requests_tell_replies_apart() {
+    let mut http = Http::default();
+    assert_eq!(&*fingerprint(&http), "");
+    let mut filter = Filter { wait: Duration::from_secs(1), ..Filter::default() };
+    http.filter = filter.clone().into();
+    assert_eq!(&*fingerprint(&http), "");
     filter.rules.push(longsplice_proxy::filter::ReplyRule {
         action: longsplice_proxy::access::Action::Deny,
         status: vec![],
@@ -280,9 +285,18 @@ fn filters_tell_replies_apart() {
         body_begins: Some("^MZ".parse().unwrap()),
         body_contains: None,
     });
-    let one = fingerprint(&filter);
+    http.filter = filter.clone().into();
+    let mut all = vec![fingerprint(&http)];
     filter.rules[0].body_begins = Some("^ME".parse().unwrap());
-    assert!(!one.is_empty() && one != fingerprint(&filter));
+    http.filter = filter.into();
+    all.push(fingerprint(&http));
+    let what = Change::Remove(vec!["Cookie".parse().unwrap()]);
+    let change = FieldChange { status: Vec::new(), what };
+    http.fields = FieldChanges { reply: vec![change.clone()], request: Vec::new() }.into();
+    assert_eq!(fingerprint(&http), all[1], "replies are changed when they leave");
+    http.fields = FieldChanges { request: vec![change], reply: Vec::new() }.into();
+    all.push(fingerprint(&http));
+    assert!(all[0] != all[1] && all[1] != all[2] && all.iter().all(|f| !f.is_empty()), "{all:?}");
 }
 
 #[test]

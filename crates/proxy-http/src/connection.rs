@@ -13,6 +13,7 @@
 mod alarm;
 mod auth;
 mod exchange;
+mod fields;
 mod forward_request;
 mod read;
 mod site;
@@ -21,6 +22,7 @@ mod stored;
 use crate::{cache::Cache, habit::Habit, pool::Pool, stream::Stream};
 use alarm::Alarm;
 use bytes::Bytes;
+use fields::Current;
 use forward_request::{Held, RoutedRequest, To};
 use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
@@ -33,14 +35,7 @@ use longsplice_proxy::{
     onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
 };
-use std::{
-    any::Any,
-    collections::HashMap,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, Instant, SystemTime},
-};
+use std::{any::Any, collections::HashMap, net::SocketAddr, pin::Pin, sync::Arc, time::Instant};
 use tokio::time::timeout;
 
 /// Default port of `http` (RFC 9110, 4.2.1).
@@ -68,6 +63,8 @@ struct Row<'a> {
     began: Instant,
     /// Number of requests so far.
     count: u64,
+    /// The request that is served, for changes of fields.
+    current: Current,
     /// Start and method of a request that has no line in the access log yet.
     pending: Option<(Instant, String)>,
     alarm: Alarm,
@@ -102,6 +99,7 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
         habit: Habit::default(),
         began: Instant::now(),
         count: 0,
+        current: Current::default(),
         pending: None,
         alarm: Alarm::new(),
         // also completes if the sender is gone
@@ -184,6 +182,7 @@ impl Row<'_> {
 
     /// Checks one request and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
+        self.current = Current::default();
         let judged = if self.front.listener.intercepts {
             self.judge_intercepted(request, &mut record)
         } else if self.http.routes.is_empty() {
@@ -199,6 +198,7 @@ impl Row<'_> {
                 return next;
             }
         };
+        self.note_for_changes(&routed);
         let next = match &routed.to {
             To::Target(target) if request.method == "CONNECT" => self.connect(&routed, target, &mut record).await,
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
@@ -239,7 +239,7 @@ impl Row<'_> {
             None => None,
         };
         no_trace(request)?;
-        Ok(RoutedRequest { request, site: None, path, user: record.user.clone(), to: To::Target(target) })
+        Ok(RoutedRequest { request, route: None, site: None, path, user: record.user.clone(), to: To::Target(target) })
     }
 
     /// Serves a CONNECT request (RFC 9110, 9.3.6).
@@ -271,7 +271,7 @@ impl Row<'_> {
         record.status = Some(200);
         let close = matches!(next, Next::Close);
         let reply = Reply { status: 200, text: "a proxy", challenge: None, close, head_only: false };
-        self.say(&reply.encode(SystemTime::now())).await;
+        self.say(&reply).await;
         next
     }
 
@@ -302,13 +302,7 @@ impl Row<'_> {
             close,
             head_only: request.is_some_and(|r| r.method == "HEAD"),
         };
-        self.say(&reply.encode(SystemTime::now())).await;
-    }
-
-    /// Writes a reply of our own. Errors are ignored: the client may be gone.
-    async fn say(&mut self, bytes: &[u8]) {
-        let limit: Duration = self.front.listener.limits.handshake;
-        let _ = timeout(limit, self.client.write_all(bytes)).await;
+        self.say(&reply).await;
     }
 
     /// Whether another request may follow this one.

@@ -45,7 +45,7 @@ impl Service for Http {
     fn handler(&self, listener: &ListenerConfig) -> Arc<dyn Handler> {
         let cache = listener.http().and_then(|http| {
             let cache = self.caches.get(&http.cache.as_ref()?.dir)?;
-            Some((cache.clone(), cache::fingerprint(&http.filter)))
+            Some((cache.clone(), cache::fingerprint(http)))
         });
         Arc::new(HttpListener { pools: self.pools.clone(), cache })
     }

@@ -6,6 +6,7 @@
 
 mod asking;
 mod cache;
+mod fields;
 mod file;
 mod filter;
 pub mod ftp;
@@ -21,8 +22,9 @@ pub mod tls;
 mod value;
 
 use crate::{
-    access::Rules, commands::Commands, filter::Filter, limits::Limits, log::access_log::LogConfig,
-    proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target, users::Users,
+    access::Rules, commands::Commands, fields::FieldChanges, filter::Filter, limits::Limits,
+    log::access_log::LogConfig, proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target,
+    users::Users,
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;
@@ -194,6 +196,8 @@ pub struct Http {
     pub bodies: u64,
     /// Routes of a reverse proxy; empty: forward proxy.
     pub routes: Vec<Route>,
+    /// Changes of fields in requests and replies.
+    pub fields: Arc<FieldChanges>,
     /// Filter for replies.
     pub filter: Arc<Filter>,
     /// Ask servers for uncompressed bodies, so that the filter can read them.
@@ -218,6 +222,7 @@ impl Default for Http {
             forwarded: Forwarded::None,
             bodies: Http::BODY_PAYS_FROM,
             routes: Vec::new(),
+            fields: Arc::default(),
             filter: Arc::default(),
             identity: false,
             strict_replies: false,
@@ -523,6 +528,8 @@ fn wrong_argument(option: &'static str, value: &str, e: &dyn fmt::Display) -> Co
     ConfigError::Argument { option, value: value.into(), message: e.to_string() }
 }
 
+#[cfg(test)]
+mod changes_tests;
 #[cfg(test)]
 mod judged_tests;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
 //!
 //! Other protocols are a [`Service`] each: [`ftp`] here, HTTP in longsplice-proxy-http, a crate above this one. Configuration is
-//! here ([`routes`], [`filter`], [`config::pool`]), because one file has the keys of all protocols.
+//! here ([`routes`], [`fields`], [`filter`], [`config::pool`]), because one file has the keys of all protocols.
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
 //! means that the message is not complete. Every wait before the relay has a time limit, every buffer a size limit.
@@ -22,6 +22,7 @@ pub mod config;
 pub mod context;
 pub mod counters;
 pub mod fault;
+pub mod fields;
 pub mod filter;
 pub mod ftp;
 mod handshake_buffer;

@@ -1,6 +1,6 @@
 //! Routes: host and path of a request select a pool. The first route that matches decides.
 
-use crate::{access::Pattern, target::Host};
+use crate::{access::Pattern, fields::FieldChanges, target::Host};
 use longsplice_http::path;
 use std::{fmt, str::FromStr};
 
@@ -13,6 +13,8 @@ pub struct Route {
     pub path: Paths,
     /// Name of the pool.
     pub pool: String,
+    /// Changes of fields, after those of the listener.
+    pub fields: FieldChanges,
 }
 
 /// A set of paths, compared with the result of [`path::plain`]. Case-sensitive.
@@ -121,7 +123,12 @@ mod tests {
     use super::*;
 
     fn route(hosts: &[&str], path: Paths, pool: &str) -> Route {
-        Route { hosts: hosts.iter().map(|h| h.parse().unwrap()).collect(), path, pool: pool.into() }
+        Route {
+            hosts: hosts.iter().map(|h| h.parse().unwrap()).collect(),
+            path,
+            pool: pool.into(),
+            fields: FieldChanges::default(),
+        }
     }
 
     fn below(path: &str) -> Paths {

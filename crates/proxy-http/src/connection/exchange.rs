@@ -17,6 +17,7 @@
 mod down;
 mod up;
 
+use super::fields::Changes;
 use crate::{
     cache::{Fetch, Fill, Meta},
     stream::Stream,
@@ -49,6 +50,7 @@ pub(crate) struct Exchange<'a> {
     server: &'a mut Stream,
     request: &'a Request,
     http: &'a Http,
+    changes: Changes<'a>,
     /// Whether the client's connection is closed afterwards, even if the reply allows another request.
     last: bool,
     /// What the cache needs of the reply, and the reply being stored.
@@ -131,7 +133,7 @@ impl<'a> Exchange<'a> {
         (client, server): (&'a mut Stream, &'a mut Stream),
         request: &'a Request,
         head: Vec<u8>,
-        http: &'a Http,
+        (http, changes): (&'a Http, Changes<'a>),
         last: bool,
         (bodies, fetch): (SpliceWhen, Option<&'a Fetch>),
     ) -> Exchange<'a> {
@@ -141,6 +143,7 @@ impl<'a> Exchange<'a> {
             server,
             request,
             http,
+            changes,
             last,
             fetch,
             fill: None,

@@ -14,6 +14,7 @@
 use super::{
     Next, Row,
     exchange::{Cut, End, Exchange, no_reply},
+    fields::Changes,
     host, status_of,
 };
 use crate::{
@@ -39,6 +40,8 @@ use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
 /// A request and its destination.
 pub(super) struct RoutedRequest<'a> {
     pub request: &'a Request,
+    /// Number of the route that was chosen, from 1.
+    pub route: Option<usize>,
     /// The requested site, as the client wrote it; none for a forward proxy, which knows it from the target.
     pub site: Option<String>,
     /// The path for the rules; none if no rule has paths.
@@ -76,6 +79,11 @@ struct Tries {
 }
 
 impl RoutedRequest<'_> {
+    /// Returns the target that the client requested, if it named one.
+    pub fn target(&self) -> Option<&Target> {
+        if let To::Target(target) = &self.to { Some(target) } else { None }
+    }
+
     /// Returns the subject for the rules.
     pub fn subject(&self, client: &Stream) -> Subject<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
@@ -235,7 +243,8 @@ impl Row<'_> {
             identity: self.http.identity,
             site,
         };
-        let mut head = forward::request(request, &onward);
+        let changes = Changes::new(self.http, &self.current, onward.client);
+        let mut head = changes.in_request(forward::request(request, &onward));
         if let Some(fetch) = fetch {
             fetch.ask(&mut head);
         }
@@ -245,7 +254,7 @@ impl Row<'_> {
         // what comes ahead of a splice has to be copied; what is copied anyway would be slower with a small window
         server.limit(bodies != SpliceWhen::Never && habit.is_long());
         let ends = (&mut self.client, server);
-        let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, fetch));
+        let mut exchange = Exchange::new(ends, request, head, (self.http, changes), last, (bodies, fetch));
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let (since, alarm) = (exchange.moved, &mut self.alarm);

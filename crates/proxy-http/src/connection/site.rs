@@ -48,7 +48,8 @@ impl Row<'_> {
         let lost = || (Fault::NoServer(route.pool.clone()), 503);
         let pool = self.of.pools.get(&route.pool).ok_or_else(lost)?;
         let key = pool.key(request, self.client.leg.source().ip());
-        let routed = RoutedRequest { request, site, path, user: None, to: To::Pool(pool.clone(), key) };
+        let routed =
+            RoutedRequest { request, route: Some(number), site, path, user: None, to: To::Pool(pool.clone(), key) };
         let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
         denied.map_err(|why| (Fault::Denied(why), 403))?;
         Ok(routed)
@@ -64,7 +65,7 @@ impl Row<'_> {
         let Asked { site, path, mut target, .. } = self.asked(request, record)?;
         target.port = self.client.leg.local().port();
         record.target = Some(target.to_string());
-        Ok(RoutedRequest { request, site, path, user: None, to: To::Target(target) })
+        Ok(RoutedRequest { request, route: None, site, path, user: None, to: To::Target(target) })
     }
 
     /// Reads what a request asks of a server.

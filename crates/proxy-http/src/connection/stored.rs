@@ -6,6 +6,7 @@
 
 use super::{
     Next, Row,
+    fields::Changes,
     forward_request::{RoutedRequest, To},
     host,
 };
@@ -37,7 +38,10 @@ impl Row<'_> {
         let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
         let mut fetch = Box::new(Fetch {
             cache: cache.clone(),
-            question: Question::new(request, url.clone(), self.http.identity),
+            // what servers are told of clients may be in their replies
+            question: (!self.http.fields.are_personal())
+                .then(|| Question::new(request, url.clone(), self.http.identity))
+                .flatten(),
             filter: filter.clone(),
             stale: None,
             changes: (!safe).then_some(url),
@@ -65,7 +69,7 @@ impl Row<'_> {
             let close = !self.may_go_on(request);
             let head_only = request.method == "HEAD";
             let reply = Reply { status: 504, text: "not in the cache", challenge: None, close, head_only };
-            self.say(&reply.encode(SystemTime::now())).await;
+            self.say(&reply).await;
             return Ok(if close { Next::Close } else { Next::Request });
         }
         Err(Some(fetch))
@@ -107,7 +111,8 @@ impl Row<'_> {
         let close = !self.may_go_on(request);
         let back = Back { via: self.http.via.as_deref(), client: request.version, close, now };
         let mut at = block.len() as u64;
-        block.splice(..0, forward::response(&head, &back));
+        let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
+        block.splice(..0, changes.in_reply(forward::response(&head, &back), head.status));
         cache.count(count);
         (record.cache, record.status, record.server) = (Some(word), Some(head.status), Some(meta.server));
         let idle = self.front.policy.idle_limit;

@@ -7,6 +7,7 @@ use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, PlugHandshake, Protocol, Twice,
     asking::RawAsking,
     cache::{RawCache, disagree},
+    fields::RawFields,
     filter::{RawAcceptEncoding, RawFilter},
     ftp::FtpOptions,
     login::{RawDestination, RawKeys, RawLogin},
@@ -165,6 +166,7 @@ struct Listener {
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<Spanned<PathBuf>>,
     filter: Option<Spanned<Table<RawFilter>>>,
+    fields: Option<Spanned<RawFields>>,
     cache: Option<Spanned<RawCache>>,
     ftp: Option<Spanned<Table<FtpOptions>>>,
     #[serde(default)]
@@ -430,6 +432,7 @@ impl SourceFile<'_> {
             raw.via.as_ref().map(Spanned::span),
             raw.forwarded.as_ref().map(Spanned::span),
             raw.strict_replies.as_ref().map(Spanned::span),
+            raw.fields.as_ref().map(Spanned::span),
         ];
         if let (Some(span), true) = (of_http.into_iter().flatten().next(), raw.protocol != Name::Http) {
             return Err(self.wrong(span, "only HTTP has this: remove the key, or use protocol = \"http\""));
@@ -509,6 +512,9 @@ impl SourceFile<'_> {
                 if let Some(Table(raw)) = raw.filter.map(Spanned::into_inner) {
                     http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
                     http.filter = Arc::new(raw.filter);
+                }
+                if let Some(raw) = raw.fields {
+                    http.fields = Arc::new(self.fields(raw.into_inner())?);
                 }
                 http.strict_replies = raw.strict_replies.is_some_and(Spanned::into_inner);
                 http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;

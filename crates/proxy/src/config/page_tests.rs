@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 21] = [
+const TABLES: [(&str, &[&str]); 23] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
@@ -34,6 +34,8 @@ const TABLES: [(&str, &[&str]); 21] = [
     ("[[listener]]\nudp.unknown = 1", &["UDP ASSOCIATE"]),
     ("[[listener]]\nfilter.unknown = 1", &["Filter"]),
     ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
+    ("[[listener]]\nfields.unknown = 1", &["Fields"]),
+    ("[[listener]]\nfields.reply = [{ unknown = 1 }]", &["Changes of fields"]),
     ("[[listener]]\ncache.unknown = 1", &["Cache"]),
     ("[[listener]]\nlogin.unknown = 1", &["Conversation"]),
     ("[[listener]]\nlogin.check.unknown = 1", &["External check"]),

@@ -1,7 +1,10 @@
 //! The structure of a route in the TOML file. Both protocols with routes use it, so that an
 //! error can say that a key belongs to the other protocol.
 
-use super::value::{Many, Parsed};
+use super::{
+    fields::RawFields,
+    value::{Many, Parsed},
+};
 use crate::{
     access::Pattern,
     routes::{PlainPath, Regex},
@@ -27,6 +30,7 @@ pub(super) struct RawRoute {
     pub path_exact: Option<Spanned<Parsed<PlainPath>>>,
     pub path_regex: Option<Spanned<Parsed<Regex>>>,
     pub pool: Option<Spanned<String>>,
+    pub fields: Option<Spanned<RawFields>>,
 }
 
 /// A key, and the position of its value.
@@ -45,7 +49,11 @@ impl RawRoute {
     /// Returns the first key that only HTTP has.
     pub fn key_of_http(&self) -> Option<Key> {
         let path = key("path", &self.path).or(key("path_exact", &self.path_exact));
-        key("host", &self.host).or(path).or(key("path_regex", &self.path_regex)).or(key("pool", &self.pool))
+        key("host", &self.host)
+            .or(path)
+            .or(key("path_regex", &self.path_regex))
+            .or(key("pool", &self.pool))
+            .or(key("fields", &self.fields))
     }
 }
 

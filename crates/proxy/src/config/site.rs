@@ -204,7 +204,7 @@ impl SourceFile<'_> {
         let raw = spanned.into_inner();
         if let Some((key, at)) = raw.key_of_tls() {
             let cure = format!(
-                "routes of HTTP have host, path, path_exact, path_regex and pool: remove `{key}`, \
+                "routes of HTTP have host, path, path_exact, path_regex, pool and fields: remove `{key}`, \
                  or use protocol = \"tls\""
             );
             return Err(self.wrong(at, &cure));
@@ -224,7 +224,8 @@ impl SourceFile<'_> {
             (None, None, Some(p)) => Paths::Regex(p.into_inner().0),
             _ => return Err(self.wrong(span, "a route has one of path, path_exact and path_regex: remove the others")),
         };
-        Ok(Route { hosts: list(raw.host).collect(), path, pool })
+        let fields = raw.fields.map(|fields| self.fields(fields.into_inner())).transpose()?.unwrap_or_default();
+        Ok(Route { hosts: list(raw.host).collect(), path, pool, fields })
     }
 }
 

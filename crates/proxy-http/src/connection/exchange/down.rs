@@ -251,7 +251,8 @@ impl Exchange<'_> {
 
     pub(super) fn begin(&mut self, reply: &Response, close: bool) {
         let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
-        self.down.head = forward::response(reply, &Back { via, client, close, now });
+        let head = forward::response(reply, &Back { via, client, close, now });
+        self.down.head = if reply.is_interim() { head } else { self.changes.in_reply(head, reply.status) };
         self.down.sent = 0;
     }
 
