@@ -45,7 +45,15 @@ pub struct Back<'a> {
     pub close: bool,
     /// When the reply arrived, for a reply without `Date` (RFC 9110, 6.6.1).
     pub now: SystemTime,
+    /// The body is changed: its length is not known, and what the server says of its bytes is not true any more. It has to be
+    /// written with [`Response::framing_of_changed`](crate::Response::framing_of_changed).
+    pub changed: bool,
 }
+
+/// Fields that are about the very bytes of a body: a validator of other bytes would poison caches, and a digest would not match
+/// (RFC 9110, 8.8 and 14.3; RFC 9530; RFC 3230; RFC 1864).
+const ABOUT_BYTES: [&str; 7] =
+    ["accept-ranges", "content-digest", "content-md5", "digest", "etag", "last-modified", "repr-digest"];
 
 /// Writes the head of a request to a server, in origin form. The body is to be forwarded unchanged.
 pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
@@ -131,7 +139,8 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     line(&mut out, &[b"HTTP/1.1 ", r.status.to_string().as_bytes(), b" ", r.reason.as_bytes()]);
     for (n, value) in r.fields.end_to_end(&r.hop) {
-        if !(n.eq_ignore_ascii_case(b"via") && to.via.is_some()) {
+        let untrue = to.changed && ABOUT_BYTES.iter().any(|about| n.eq_ignore_ascii_case(about.as_bytes()));
+        if !(untrue || n.eq_ignore_ascii_case(b"via") && to.via.is_some()) {
             line(&mut out, &[n, b": ", value]);
         }
     }
@@ -139,6 +148,7 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
         field(&mut out, "Date", httpdate::fmt_http_date(to.now).as_bytes());
     }
     match (r.framing, r.said) {
+        _ if to.changed => framing(&mut out, r.framing_of_changed(to.client)),
         (Framing::Chunked, _) if to.client == Version::Http10 => {}
         (Framing::None, Some(n)) => framing(&mut out, Framing::Exact(n)),
         (f, _) => framing(&mut out, f),

@@ -97,6 +97,15 @@ impl Response {
         }
     }
 
+    /// The framing towards the client of a body whose length changes. Without chunks, it ends where the connection does.
+    pub fn framing_of_changed(&self, client: Version) -> Framing {
+        match self.framing {
+            Framing::Exact(_) | Framing::Chunked if client == Version::Http11 => Framing::Chunked,
+            Framing::Exact(_) | Framing::Chunked | Framing::UntilClose => Framing::UntilClose,
+            Framing::None => Framing::None,
+        }
+    }
+
     /// The fields that are forwarded to the client unchanged: all but
     /// those about one connection and those that delimit the body.
     pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {

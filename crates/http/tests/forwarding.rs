@@ -15,7 +15,7 @@ const ONWARD: Onward<'static> = Onward {
     identity: false,
     site: None,
 };
-const BACK: Back<'static> = Back { via: None, client: Version::Http11, close: false, now: NOW };
+const BACK: Back<'static> = Back { via: None, client: Version::Http11, close: false, now: NOW, changed: false };
 const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 const DATE: &str = "Date: Thu, 01 Jan 1970 00:00:00 GMT";
 

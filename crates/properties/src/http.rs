@@ -153,7 +153,7 @@ pub(crate) fn reply(input: &[u8]) {
     if method == "HEAD" || matches!(reply.status, 100..=199 | 204 | 304) {
         assert_eq!(reply.framing, Framing::None);
     }
-    let back = Back { via: Some("us"), client, close, now: SystemTime::UNIX_EPOCH };
+    let back = Back { via: Some("us"), client, close, now: SystemTime::UNIX_EPOCH, changed: false };
     let written = forward::response(&reply, &back);
     if written.len() > longsplice_http::REPLY_HEAD_MAX {
         return;

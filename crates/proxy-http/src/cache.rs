@@ -373,7 +373,7 @@ fn variant(meta: &Meta) -> u64 {
 /// other requests have other replies.
 pub(crate) fn fingerprint(http: &Http) -> Arc<str> {
     let (filter, asked) = (&http.filter, &http.fields.request);
-    match (filter.rules.is_empty(), asked.is_empty()) {
+    match (filter.rules.is_empty() && filter.changes.list.is_empty(), asked.is_empty()) {
         (true, true) => "".into(),
         (false, true) => digest(format!("{filter:?}").as_bytes()).into(),
         (_, false) => digest(format!("{filter:?} {asked:?}").as_bytes()).into(),
@@ -423,8 +423,9 @@ impl Fetch {
         self.question.as_ref().is_some_and(|q| q.conditional)
     }
 
-    /// Decides what happens to a final reply, whose head and the `first` bytes of its body have arrived.
-    pub fn hear(&self, reply: &Response, server: SocketAddr, first: &[u8]) -> Heard {
+    /// Decides what happens to a final reply, whose head and the `first` bytes of its body have arrived; `None`: it must not be
+    /// stored, since it is changed.
+    pub fn hear(&self, reply: &Response, server: SocketAddr, first: Option<&[u8]>) -> Heard {
         if let Some(url) = self.changes.as_ref().filter(|_| (200..400).contains(&reply.status)) {
             self.cache.invalidate(url);
             for name in ["location", "content-location"] {
@@ -444,7 +445,7 @@ impl Fetch {
         }
         self.cache.count(Count::Misses);
         let meta = question.meta(reply, server, &self.filter, times);
-        let fill = meta.and_then(|meta| self.cache.fill(meta, reply.framing, first));
+        let fill = meta.zip(first).and_then(|(meta, first)| self.cache.fill(meta, reply.framing, first));
         fill.map_or(Heard::Miss, |(fill, tap)| Heard::Fill(fill, tap))
     }
 }

@@ -122,7 +122,13 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
             let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
             let left = Leftovers::new(to_server, to_client);
             let lease = lease.map(|lease| Box::new(lease) as Box<dyn Any + Send + Sync>);
-            return relay(Relayed { live, started: began, lease }, front, client, Ready { server, left }, *record);
+            return relay(
+                Relayed { live, started: began, lease, passed: None },
+                front,
+                client,
+                Ready { server, left },
+                *record,
+            );
         }
         Next::Reset => {
             // what came of the reply before it broke off, unless everything ends

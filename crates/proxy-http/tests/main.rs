@@ -1,6 +1,7 @@
 //! All integration tests of this crate, a module for each subject. Those of the PROXY protocol are here, too: all protocols get it.
 
 mod cache;
+mod changes;
 mod fields;
 mod filter;
 mod http;

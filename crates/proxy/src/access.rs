@@ -142,12 +142,27 @@ pub enum Denied {
     Guarded(&'static str),
     /// A rule on replies; its number in the list, from 1.
     Reply(usize),
+    /// A reply that has to be changed and cannot be; why.
+    Unchanged(&'static str),
     /// The client is outside the networks whose PROXY headers are trusted, and the listener requires such a header.
     Untrusted,
     /// The connection would come back to the listener that it comes from.
     Loop,
     /// SOCKS: BIND without the address of the peer.
     Unnamed,
+    /// The first bytes of a host are not as the listener requires; whose, and why.
+    FirstBytes(&'static str, Unfit),
+}
+
+/// What is wrong with the first bytes of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfit {
+    /// What must be there is missing.
+    Missing,
+    /// It is not there in time.
+    Late,
+    /// What must never be there is there.
+    Found,
 }
 
 impl fmt::Display for Denied {
@@ -155,7 +170,16 @@ impl fmt::Display for Denied {
         match self {
             Denied::Rule(n) => write!(f, "rule {n}"),
             Denied::Reply(n) => write!(f, "reply rule {n}"),
+            Denied::Unchanged(why) => f.write_str(why),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
+            Denied::FirstBytes(whose, why) => {
+                let why = match why {
+                    Unfit::Missing => "lack what they must have",
+                    Unfit::Late => "are not there in time",
+                    Unfit::Found => "have what they must never have",
+                };
+                write!(f, "the first bytes of the {whose} {why}")
+            }
             Denied::Unnamed => f.write_str("no address of the peer"),
             Denied::Loop => f.write_str("the target leads back to this listener"),
             Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),

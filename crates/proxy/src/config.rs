@@ -22,7 +22,7 @@ pub mod tls;
 mod value;
 
 use crate::{
-    access::Rules, commands::Commands, fields::FieldChanges, filter::Filter, limits::Limits,
+    access::Rules, commands::Commands, fields::FieldChanges, filter::Filter, first_bytes::FirstBytes, limits::Limits,
     log::access_log::LogConfig, proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target,
     users::Users,
 };
@@ -138,6 +138,8 @@ pub struct ListenerConfig {
     pub limits: Limits,
     /// PROXY headers that are accepted from proxies in front of us and sent to servers.
     pub proxy_protocol: ProxyProtocol,
+    /// Conditions on the first bytes, for protocols that are relayed as bytes.
+    pub first_bytes: FirstBytes,
     /// Directory for copies of everything that clients send and receive; none: no copies.
     pub tap: Option<PathBuf>,
 }
@@ -324,6 +326,7 @@ impl ListenerConfig {
             policy: Policy::default(),
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
+            first_bytes: FirstBytes::default(),
             tap: None,
         }
     }
@@ -384,7 +387,7 @@ impl ListenerConfig {
 
     /// Returns whether connections may be spliced before anything is read from their clients.
     pub(crate) fn splices_unread(&self) -> bool {
-        self.protocol.traits().unread && self.policy.when == SpliceWhen::AtOnce
+        self.protocol.traits().unread && self.policy.when == SpliceWhen::AtOnce && self.first_bytes.is_empty()
     }
 
     /// Returns what SOCKS serves, if the listener speaks it.

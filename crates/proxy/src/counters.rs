@@ -100,6 +100,8 @@ counters! {
     replies_denied,
     /// HTTP: replies that would have been spliced, and were copied to their end because the filter had to read them.
     replies_filtered,
+    /// Replies whose bodies were changed.
+    replies_changed,
     /// HTTP: requests that reused an open connection to the server.
     reused,
     /// Requests of HTTP and connections of TLS that no route of the listener matched.
@@ -174,7 +176,7 @@ impl Counters {
         Counters::add(match fault {
             Fault::BadRequest(_) => &self.bad_requests,
             Fault::AuthFailed { .. } => &self.auth_failed,
-            Fault::Denied(Denied::Reply(_)) => &self.replies_denied,
+            Fault::Denied(Denied::Reply(_) | Denied::Unchanged(_)) => &self.replies_denied,
             Fault::Denied(_) => &self.denied,
             Fault::NoRoute(_) => &self.no_route,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,

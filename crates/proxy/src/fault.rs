@@ -18,6 +18,8 @@ pub enum Step {
     Reply,
     /// SOCKS: the connection of the peer that BIND waits for.
     Bind,
+    /// First bytes on which there are conditions.
+    FirstBytes,
 }
 
 /// Reason why a connection was not relayed.
@@ -86,6 +88,7 @@ impl fmt::Display for Step {
             Step::Body => "request body",
             Step::Reply => "reply",
             Step::Bind => "the peer's connection",
+            Step::FirstBytes => "the first bytes",
         })
     }
 }

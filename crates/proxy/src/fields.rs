@@ -116,6 +116,11 @@ pub fn change<'a>(
     if changes.peek().is_none() {
         return head;
     }
+    edit(head, |fields| changes.for_each(|change| change.what.apply(fields, which, about)))
+}
+
+/// Changes the lines behind the first one.
+fn edit(head: Vec<u8>, with: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
     let text = head.strip_suffix(b"\r\n\r\n").unwrap_or(&head);
     let mut lines: Vec<Vec<u8>> = Vec::new();
     let mut rest = text;
@@ -125,12 +130,18 @@ pub fn change<'a>(
     }
     lines.push(rest.to_vec());
     let mut fields = lines.split_off(1);
-    changes.for_each(|change| change.what.apply(&mut fields, which, about));
+    with(&mut fields);
     lines.append(&mut fields);
     lines.push(Vec::new());
     let mut out = lines.join(&b"\r\n"[..]);
     out.extend(b"\r\n");
     out
+}
+
+/// Removes fields from a complete head.
+pub fn without(head: Vec<u8>, names: &[&str]) -> Vec<u8> {
+    let is_one = |line: &[u8]| names.iter().any(|name| name_of(line).eq_ignore_ascii_case(name.as_bytes()));
+    edit(head, |fields| fields.retain(|line| !is_one(line)))
 }
 
 impl FieldChange {

@@ -12,28 +12,27 @@
 //! | open, needs more of the first bytes | head and body are held back, within the limits of [`Filter`] |
 //! | open for another reason | copied as far as it was read |
 //!
-//! Bodies are read as they were sent: compressed content is not decompressed. Chunk framing is removed.
+//! Bodies are read as they were sent: compressed content is not decompressed. Chunk framing is removed. What passes may be
+//! changed then ([`crate::rewrite`]).
 
-use crate::access::Action;
-use longsplice_http::Response;
-use regex_automata::{
-    dfa::{Automaton, StartKind, dense},
-    nfa::thompson,
-    util::{primitives::StateID, start, syntax},
+use crate::{
+    access::Action,
+    media::{MediaType, is_token, list},
+    pattern::{Known, Pattern},
+    rewrite::BodyChanges,
 };
-use std::{error::Error, fmt, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration};
+use longsplice_http::Response;
+use std::{ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration};
 
 /// Maximum number of first bytes of a body: each reply that is held back takes that much memory.
 pub const FIRST_MAX: usize = 32 * 1024;
-/// Maximum size in bytes of an expression's automaton. It is built when the configuration is
-/// read, and shared by all connections.
-const AUTOMATON_MAX: usize = 4 * 1024 * 1024;
-
 /// The reply rules of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
     /// The rules in order.
     pub rules: Vec<ReplyRule>,
+    /// Changes of the bodies of replies that pass.
+    pub changes: BodyChanges,
     /// Number of bytes that count as the first bytes of a body, from 1 to [`FIRST_MAX`].
     pub first: usize,
     /// Maximum time for which a reply is held back. After that, its first bytes are checked
@@ -44,7 +43,7 @@ pub struct Filter {
 impl Default for Filter {
     fn default() -> Filter {
         // 4096 bytes include every signature of a content type. An event stream is delayed no longer than a slow page.
-        Filter { rules: Vec::new(), first: 4096, wait: Duration::from_secs(5) }
+        Filter { rules: Vec::new(), changes: BodyChanges::default(), first: 4096, wait: Duration::from_secs(5) }
     }
 }
 
@@ -67,14 +66,6 @@ pub struct ReplyRule {
     pub body_contains: Option<Pattern>,
 }
 
-/// A media type, `text/html` or `image/*`, in lower case.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MediaType {
-    kind: String,
-    /// `None`: any.
-    subtype: Option<String>,
-}
-
 /// A content coding (RFC 9110, 8.4.1), in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coding(String);
@@ -82,23 +73,6 @@ pub struct Coding(String);
 /// Range of lengths in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lengths(RangeInclusive<u64>);
-
-/// A regular expression over bytes. It reads a body piece by piece and stores nothing of it.
-/// Patterns with the same text are equal.
-#[derive(Clone)]
-pub struct Pattern {
-    text: String,
-    dfa: Arc<dense::DFA<Vec<u32>>>,
-}
-
-/// State of a condition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    No,
-    Yes,
-    /// Undecided, with the state of the automaton if the condition is a pattern.
-    Open(Option<StateID>),
-}
 
 /// A rule that may still match.
 #[derive(Debug)]
@@ -231,72 +205,6 @@ impl ReplyRule {
     }
 }
 
-/// Returns the elements of a field that the client will get, without parameters, in lower case.
-fn list(reply: &Response, name: &str) -> Vec<String> {
-    let elements = reply.passed_on(name).flat_map(|value| value.split(|b| *b == b','));
-    let plain = elements.map(|e| e.split(|b| *b == b';').next().unwrap_or_default().trim_ascii());
-    plain.filter(|e| !e.is_empty()).map(|e| String::from_utf8_lossy(e).to_ascii_lowercase()).collect()
-}
-
-impl Pattern {
-    fn start(&self) -> Known {
-        // An error would mean look-behind that was not compiled in, or quit bytes. The automaton has neither.
-        self.dfa.start_state(&start::Config::new()).map_or(Known::Yes, |state| Known::Open(Some(state)))
-    }
-
-    fn next(&self, known: Known, bytes: &[u8]) -> Known {
-        let Known::Open(Some(mut state)) = known else { return known };
-        for byte in bytes {
-            state = self.dfa.next_state(state, *byte);
-            if self.dfa.is_special_state(state) {
-                if self.dfa.is_match_state(state) {
-                    return Known::Yes;
-                }
-                if self.dfa.is_dead_state(state) {
-                    return Known::No;
-                }
-            }
-        }
-        // The automaton reports a match one byte late. Often the match is certain whatever that byte is.
-        let is_match = |next| self.dfa.is_match_state(next);
-        let certain = (0..=u8::MAX).all(|byte| is_match(self.dfa.next_state(state, byte)))
-            && is_match(self.dfa.next_eoi_state(state));
-        if certain { Known::Yes } else { Known::Open(Some(state)) }
-    }
-
-    fn end(&self, known: Known) -> Known {
-        let Known::Open(Some(state)) = known else { return known };
-        let found = self.dfa.is_match_state(self.dfa.next_eoi_state(state));
-        if found { Known::Yes } else { Known::No }
-    }
-}
-
-impl MediaType {
-    fn matches(&self, found: &str) -> bool {
-        let (kind, subtype) = found.split_once('/').unwrap_or((found, ""));
-        self.kind == kind && self.subtype.as_ref().is_none_or(|own| own == subtype)
-    }
-}
-
-fn is_token(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'+-.^_`|~".contains(&b))
-}
-
-impl FromStr for MediaType {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let text = text.to_ascii_lowercase();
-        match text.split_once('/') {
-            Some((kind, "*")) if is_token(kind) => Ok(MediaType { kind: kind.into(), subtype: None }),
-            Some((kind, subtype)) if is_token(kind) && is_token(subtype) => {
-                Ok(MediaType { kind: kind.into(), subtype: Some(subtype.into()) })
-            }
-            _ => Err("bad media type: write one such as text/html, or image/*, without parameters"),
-        }
-    }
-}
-
 impl FromStr for Coding {
     type Err = &'static str;
 
@@ -322,54 +230,6 @@ impl FromStr for Lengths {
         }
     }
 }
-
-impl FromStr for Pattern {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let dfa = dense::Builder::new()
-            .syntax(syntax::Config::new().unicode(false).utf8(false))
-            .thompson(thompson::Config::new().utf8(false).nfa_size_limit(Some(AUTOMATON_MAX)))
-            .configure(
-                dense::Config::new()
-                    .start_kind(StartKind::Unanchored)
-                    .dfa_size_limit(Some(AUTOMATON_MAX))
-                    .determinize_size_limit(Some(AUTOMATON_MAX)),
-            )
-            .build(text);
-        match dfa {
-            Ok(dfa) => Ok(Pattern { text: text.into(), dfa: Arc::new(dfa) }),
-            Err(e) if e.is_size_limit_exceeded() => Err(format!(
-                "this expression takes more than {} MB: write a simpler one, with smaller counts in {{}}",
-                AUTOMATON_MAX >> 20
-            )),
-            Err(e) => {
-                let mut cause: &dyn Error = &e;
-                while let Some(source) = cause.source() {
-                    cause = source;
-                }
-                // the last line has the reason; the lines before repeat the expression and point into it
-                let cause = cause.to_string();
-                let last = cause.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                Err(format!("bad regular expression: {last}; see https://docs.rs/regex, without Unicode"))
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pattern").field(&self.text).finish()
-    }
-}
-
-impl PartialEq for Pattern {
-    fn eq(&self, other: &Pattern) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Eq for Pattern {}
 
 #[cfg(test)]
 #[path = "filter_tests.rs"]

@@ -1,4 +1,5 @@
 use super::*;
+use std::fmt;
 
 fn rule(action: Action) -> ReplyRule {
     let (status, media, encoding, length) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -1,6 +1,7 @@
 //! The steps that all protocols share once the target is known: connect, relay or refuse, and write the log line.
 
 pub mod dial;
+pub(crate) mod opening;
 
 use crate::{
     access::{Rules, Subject},
@@ -44,6 +45,8 @@ pub struct Relayed {
     pub started: Instant,
     /// What it occupies up to its end, such as a server of a pool.
     pub lease: Option<Box<dyn Any + Send + Sync>>,
+    /// Bytes of client and server that were passed on before.
+    pub passed: Option<Box<[u64; 2]>>,
 }
 
 /// Connects to the target, if the rules of the listener allow it.
@@ -90,7 +93,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
     let info = FlowInfo::new(listener, target).with_user(record.user.map(exact)).with_listen(listen);
     shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
-        let Relayed { live, started, lease } = relayed;
+        let Relayed { live, started, lease, passed } = relayed;
         drop(lease);
         let mut record = Record::new(listener, info.listen, ended.client);
         record.server = Some(ended.server);
@@ -103,6 +106,8 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
             (record.method, record.uri, record.status) = (Some(method), uri, status);
         }
         record.ended(&ended);
+        let [up, down] = passed.map_or([0; 2], |passed| *passed);
+        (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
         write(&live, record, started);
     });
 }

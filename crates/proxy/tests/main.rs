@@ -1,5 +1,6 @@
 //! All integration tests of this crate, a module for each subject. Those of HTTP are in its own crate.
 
+mod first_bytes;
 mod login;
 mod loopback;
 mod proxying;

@@ -9,6 +9,8 @@
 //! | 304 to conditions of the cache | the exchange ends: the cache answers |
 //! | body of the reply | checked, written to the client; without chunks if the client does not understand them |
 //! | reply before the end of the request | forwarded; then both connections are closed |
+//! | body that is changed | written as it becomes, in chunks of our own; what is left when nothing more can change goes on as it is |
+//! | part (206) of what would be changed | the exchange ends: the request is sent again, without Range |
 //! | reply that the rules must see more of | held back, head and body ([`Down::hold`]), or just not spliced ([`ReplyFilter`]) |
 //!
 //! Nothing is read from the server beyond the end of the reply. Bytes after it mean that the
@@ -51,6 +53,8 @@ pub(crate) struct Exchange<'a> {
     request: &'a Request,
     http: &'a Http,
     changes: Changes<'a>,
+    /// The request is sent again, for the whole of a reply.
+    pub whole: bool,
     /// Whether the client's connection is closed afterwards, even if the reply allows another request.
     last: bool,
     /// What the cache needs of the reply, and the reply being stored.
@@ -79,6 +83,8 @@ pub(crate) enum End {
     Validated { meta: Option<Box<Meta>>, reuse: bool },
     /// 101 was sent.
     Upgraded,
+    /// The server sent a part of a reply that is changed as a whole: ask again, for all of it.
+    Whole,
     /// The server closed without a reply.
     Stale,
     /// The server closed without a reply, and the request must not be sent twice. The client's
@@ -144,6 +150,7 @@ impl<'a> Exchange<'a> {
             request,
             http,
             changes,
+            whole: false,
             last,
             fetch,
             fill: None,
@@ -160,6 +167,9 @@ impl<'a> Exchange<'a> {
                 interim: (0, Instant::now()),
                 filter: None,
                 hold: None,
+                change: None,
+                changed: false,
+                begun: false,
                 end: End::Stale,
             },
             outcome: Outcome::default(),
@@ -287,6 +297,11 @@ impl<'a> Exchange<'a> {
     pub fn reply_is_long(&self) -> bool {
         self.outcome.spliced.server > 0
             || self.down.long && self.outcome.refusal.is_none_or(|why| why == Refusal::Short)
+    }
+
+    /// Whether the body of the reply is changed.
+    pub fn is_changed(&self) -> bool {
+        self.down.changed
     }
 
     /// Whether the exchange waits for bytes from the client.

@@ -31,6 +31,7 @@ use longsplice_proxy::{
     access::{Rules, Subject},
     counters::Counters,
     fault::{Fault, Step},
+    fields::without,
     log::access_log::Record,
     onward::{connect, dial::dial},
     target::Target,
@@ -76,6 +77,8 @@ struct Tries {
     /// Servers of the pool that have failed, and the last reason.
     failed: Vec<usize>,
     why: Option<Fault>,
+    /// A part of a reply came that is changed as a whole: parts are not asked for.
+    whole: bool,
 }
 
 impl RoutedRequest<'_> {
@@ -108,6 +111,10 @@ impl Row<'_> {
             self.settle(&end, &mut tries);
             return match end {
                 End::Stale => continue,
+                End::Whole => {
+                    tries.whole = true;
+                    continue;
+                }
                 End::Validated { meta, .. } => {
                     let stored = Box::pin(self.validated(routed.request, (fetch.as_deref_mut(), meta), record)).await;
                     let Some(next) = stored else { continue }; // ask again, for the complete reply
@@ -245,6 +252,9 @@ impl Row<'_> {
         };
         let changes = Changes::new(self.http, &self.current, onward.client);
         let mut head = changes.in_request(forward::request(request, &onward));
+        if tries.whole {
+            head = without(head, &["Range", "If-Range"]);
+        }
         if let Some(fetch) = fetch {
             fetch.ask(&mut head);
         }
@@ -255,6 +265,7 @@ impl Row<'_> {
         server.limit(bodies != SpliceWhen::Never && habit.is_long());
         let ends = (&mut self.client, server);
         let mut exchange = Exchange::new(ends, request, head, (self.http, changes), last, (bodies, fetch));
+        exchange.whole = tries.whole;
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let (since, alarm) = (exchange.moved, &mut self.alarm);
@@ -298,6 +309,9 @@ impl Row<'_> {
             outcome.path = outcome.path.filter(|_| why == Refusal::Path);
             tally.inspect(|tally| tally.refuse(why));
         }
+        if tally.is_some() && exchange.is_changed() {
+            Counters::add(&shared.counters.replies_changed);
+        }
         record.outcome(outcome);
         match end {
             // the connection may just have been idle for too long, and another server may answer
@@ -315,7 +329,7 @@ impl Row<'_> {
         let counters = &shared.counters;
         if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
             match end {
-                End::Done { .. } | End::Validated { .. } | End::Upgraded => lease.0.succeeded(counters),
+                End::Done { .. } | End::Validated { .. } | End::Whole | End::Upgraded => lease.0.succeeded(counters),
                 // a server may close an idle connection at any time: that is no failure
                 End::Stale if !reused => tries.failed(lease, no_reply(), counters),
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {

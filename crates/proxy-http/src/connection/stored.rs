@@ -109,7 +109,7 @@ impl Row<'_> {
         let now = SystemTime::now();
         let head = Response::parse(&meta.head(known, length, now), &request.method).ok()?;
         let close = !self.may_go_on(request);
-        let back = Back { via: self.http.via.as_deref(), client: request.version, close, now };
+        let back = Back { via: self.http.via.as_deref(), client: request.version, close, now, changed: false };
         let mut at = block.len() as u64;
         let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
         block.splice(..0, changes.in_reply(forward::response(&head, &back), head.status));

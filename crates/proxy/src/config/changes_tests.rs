@@ -48,3 +48,56 @@ fn only_http_has_fields() {
         "[[listener]]\nprotocol = \"tls\"\nlisten = \"127.0.0.1:1\"\nroute = [{ target = \"a:1\", fields = {} }]\n";
     assert!(mistake(tls).2.contains("`fields`"));
 }
+
+#[test]
+fn changes_of_bodies_are_whole() {
+    let of = |change: &str| format!("filter.change = [{{ type = \"text/html\", {change} }}]");
+    for (change, place, part) in [
+        ("replace = 'a'", "{", "write replace, with `with`, or remove_element"),
+        ("with = \"\"", "{", "write replace"),
+        ("remove_element = \"a\", with = \"\"", "{", "write replace"),
+        ("replace = 'a*', with = \"\"", "'a*'", "of 1 to 1024 bytes"),
+        ("replace = '^', with = \"\"", "'^'", "of 1 to 1024 bytes"),
+        ("replace = '(', with = \"\"", "'('", "unclosed group"),
+        ("remove_element = \"<a>\"", "\"<a>", "bad name of an element"),
+        ("remove_element = \"a\", until = 0", "0 }", "write a number from 1"),
+    ] {
+        refused(&of(change), place, part);
+    }
+    refused("filter.change = [{ remove_element = \"a\" }]", "{", "add type = ... here");
+    refused(&of(&format!("replace = 'a', with = \"{}\"", "x".repeat(1025))), "\"x", "at most 1024 bytes");
+}
+
+/// What cannot be read cannot be changed.
+#[test]
+fn changes_ask_for_what_they_can_read() {
+    let identity = |more: &str| read(&format!("{HTTP}{more}")).unwrap().listeners[0].http().unwrap().identity;
+    let change = "filter.change = [{ type = \"text/*\", remove_element = \"a\" }]\n";
+    assert_eq!(["", change].map(identity), [false, true]);
+    let config = read(&format!("{HTTP}{change}filter.accept_encoding = \"pass\"\n")).unwrap();
+    assert!(config.warnings[0].contains("remove accept_encoding"), "{:?}", config.warnings);
+}
+
+#[test]
+fn filters_are_those_of_their_protocol() {
+    let of = |protocol: &str, more: &str| {
+        format!("[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"127.0.0.1:1\"\n{more}\n")
+    };
+    let plug = "target = \"10.0.0.1:1\"\n";
+    let must = "filter.client.must = 'a'";
+    for (text, part) in [
+        (of("http", must), "without client and server"),
+        (of("plug", &format!("{plug}filter.rules = []")), "write client or server"),
+        (of("plug", &format!("{plug}filter = {{}}")), "nothing is filtered"),
+        (of("ftp", must), "this listener has no filter"),
+        (of("transparent", must), "this listener has no filter"),
+        (of("plug", &format!("{plug}handshake = \"end-to-end\"\n{must}")), "this listener has no filter"),
+        (of("plug", &format!("{plug}filter.client.first = 0")), "write a number from 1 to 32768"),
+    ] {
+        let message = mistake(&text).2;
+        assert!(message.contains(part), "{text}: {message}");
+    }
+    for text in [of("socks5", must), of("tls", must), of("plug", &format!("{plug}{must}"))] {
+        assert!(!read(&text).unwrap().listeners[0].first_bytes.is_empty());
+    }
+}

@@ -8,7 +8,7 @@ use super::{
     asking::RawAsking,
     cache::{RawCache, disagree},
     fields::RawFields,
-    filter::{RawAcceptEncoding, RawFilter},
+    filter::RawFilter,
     ftp::FtpOptions,
     login::{RawDestination, RawKeys, RawLogin},
     plug::parse_listen,
@@ -437,10 +437,6 @@ impl SourceFile<'_> {
         if let (Some(span), true) = (of_http.into_iter().flatten().next(), raw.protocol != Name::Http) {
             return Err(self.wrong(span, "only HTTP has this: remove the key, or use protocol = \"http\""));
         }
-        if let (Some(filter), true) = (&raw.filter, raw.protocol != Name::Http) {
-            let cure = "only replies of HTTP are filtered: remove the key, or use protocol = \"http\"";
-            return Err(self.wrong(filter.span(), cure));
-        }
         if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http || !raw.route.0.is_empty()) {
             let cure = "only forward proxies and intercepted HTTP have caches: remove the key, or use \
                         protocol = \"http\" without routes, or inside = \"http\"";
@@ -509,9 +505,8 @@ impl SourceFile<'_> {
             }
             (Name::Http, None) => {
                 let mut http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
-                if let Some(Table(raw)) = raw.filter.map(Spanned::into_inner) {
-                    http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
-                    http.filter = Arc::new(raw.filter);
+                if let Some(raw) = raw.filter.take() {
+                    self.filter_replies(raw, &mut http)?;
                 }
                 if let Some(raw) = raw.fields {
                     http.fields = Arc::new(self.fields(raw.into_inner())?);
@@ -577,6 +572,8 @@ impl SourceFile<'_> {
         }
         listener.limits = raw.limits.0;
         listener.proxy_protocol = proxy_protocol;
+        let reads = !matches!(raw.protocol, Name::Http | Name::Ftp) && !listener.is_between_hosts();
+        listener.first_bytes = self.first_bytes(raw.filter, reads)?;
         listener.tap = raw.tap.map(|dir| self.path(dir.get_ref()));
         if let (Some(at), Some(_)) = (handshake, listener.end_to_end()) {
             self.at_once(at, listener.policy.when)?;

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     commands::Commands,
+    first_bytes::Conditions,
     limits::CONNECTIONS,
     users::hashes::{ARGON2_MEMORY_MAX, ARGON2_WORK_MAX, BCRYPT_COST_MAX, SHA_ROUNDS_MAX},
 };
@@ -17,7 +18,7 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 23] = [
+const TABLES: [(&str, &[&str]); 25] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
@@ -32,7 +33,9 @@ const TABLES: [(&str, &[&str]); 23] = [
     ("[[listener]]\nftp.unknown = 1", &["FTP options"]),
     ("[[listener]]\nbind.unknown = 1", &["BIND"]),
     ("[[listener]]\nudp.unknown = 1", &["UDP ASSOCIATE"]),
-    ("[[listener]]\nfilter.unknown = 1", &["Filter"]),
+    ("[[listener]]\nfilter.unknown = 1", &["Filter", "First bytes"]),
+    ("[[listener]]\nfilter.client.unknown = 1", &["Conditions on first bytes"]),
+    ("[[listener]]\nfilter.change = [{ unknown = 1 }]", &["Changes of bodies"]),
     ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
     ("[[listener]]\nfields.unknown = 1", &["Fields"]),
     ("[[listener]]\nfields.reply = [{ unknown = 1 }]", &["Changes of fields"]),
@@ -47,7 +50,7 @@ const TABLES: [(&str, &[&str]); 23] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 15] = [
+const WORDS: [(&str, &str, &[&str]); 17] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
@@ -62,6 +65,8 @@ const WORDS: [(&str, &str, &[&str]); 15] = [
     ("[[listener]]\nftp.tls = \"unknown\"", "tls", &["FTP options"]),
     ("[[listener]]\nfilter.rules = [{ action = \"unknown\" }]", "action", &["Filter rules"]),
     ("[[listener]]\nfilter.accept_encoding = \"unknown\"", "accept_encoding", &["Filter"]),
+    ("[[listener]]\nfilter.unreadable = \"unknown\"", "unreadable", &["Filter"]),
+    ("[[listener]]\nfilter.no_transform = \"unknown\"", "no_transform", &["Filter"]),
     ("[pool.p]\nbalance = \"unknown\"", "balance", &["Pools"]),
 ];
 
@@ -141,7 +146,7 @@ fn the_page_names_every_word() {
 fn the_page_has_the_right_defaults() {
     let seconds = |d: Duration| d.as_secs_f64().to_string();
     let (policy, limits, filter) = (Policy::default(), Limits::default(), Filter::default());
-    let commands = Commands::default();
+    let (commands, conditions) = (Commands::default(), Conditions::default());
     let (pool, check, health) =
         (PoolConfig::new(String::new(), Vec::new()), Check::new("/".into()), HealthLimits::default());
     let SpliceWhen::AfterBytes(bytes) = policy.when else { panic!() };
@@ -174,6 +179,8 @@ fn the_page_has_the_right_defaults() {
         ("HTTP", "strict_replies", Http::default().strict_replies.to_string()),
         ("Filter", "first", filter.first.to_string()),
         ("Filter", "wait", seconds(filter.wait)),
+        ("Conditions on first bytes", "first", conditions.first.to_string()),
+        ("Conditions on first bytes", "wait", seconds(conditions.wait)),
         ("Cache", "size", cache.to_string()),
         ("Conversation", "prompt", seconds(Login::default().prompt)),
         ("Conversation", "time", seconds(Login::default().time)),

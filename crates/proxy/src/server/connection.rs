@@ -12,7 +12,7 @@ use crate::{
     handshake_buffer::HandshakeBuffer,
     log::access_log::Record,
     login,
-    onward::{Ready, Relayed, connect, linger, relay, write},
+    onward::{Ready, Relayed, connect, linger, opening, relay, write},
     socks,
     target::Target,
     tls,
@@ -51,7 +51,10 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     let ready = unless_stopped(&live, ready).await;
     let Some(ready) = ready else { return stop((live, started), client, record) };
     match ready {
-        Ok(Some(ready)) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
+        Ok(Some(ready)) if !listener.first_bytes.is_empty() => {
+            Box::pin(open(live, started, &front, client, ready, record)).await;
+        }
+        Ok(Some(ready)) => relay(Relayed { live, started, lease: None, passed: None }, &front, client, ready, record),
         Ok(None) if record.how == EndReason::Stopped.as_str() => stop((live, started), client, record),
         Ok(None) => {
             linger(&mut client).await;
@@ -69,6 +72,27 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             write(&live, record, started);
         }
     }
+}
+
+/// Checks the first bytes of both hosts before the relay. What was begun and cannot go on is reset, so that it looks incomplete.
+async fn open(live: Live, started: Instant, front: &Front, mut client: Leg, mut ready: Ready, mut record: Record) {
+    record.server = Some(ready.server.remote());
+    let (of, idle) = (&front.listener.first_bytes, front.policy.idle_limit);
+    let checked = unless_stopped(&live, opening::check(of, &mut client, &mut ready, idle)).await;
+    let passed = match checked {
+        Some((Ok(()), passed)) => passed,
+        broken => {
+            ready.server.reset_at_close();
+            live.shared.splicer.discard(ready.server);
+            let Some((Err(fault), [up, down])) = broken else { return stop((live, started), client, record) };
+            live.shared.counters.fault(&fault);
+            record.fault(&fault);
+            (record.bytes_up, record.bytes_down) = (up, down);
+            write(&live, record, started);
+            return reset(&live, client);
+        }
+    };
+    relay(Relayed { live, started, lease: None, passed: Some(Box::new(passed)) }, front, client, ready, record);
 }
 
 /// Runs a step, which may wait for a host, unless all connections have to end.
@@ -128,6 +152,6 @@ pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, serve
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
-    let relayed = Relayed { live, started: Instant::now(), lease: None };
+    let relayed = Relayed { live, started: Instant::now(), lease: None, passed: None };
     relay(relayed, front, client, Ready { server, left: Leftovers::default() }, record);
 }

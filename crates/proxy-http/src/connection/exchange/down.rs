@@ -1,7 +1,10 @@
 //! The reply, from server to client.
 
+mod changed;
+
 use super::{Broken, CLAMPED, Cut, End, Exchange, is_to_come, is_worth, no_reply, write_head};
 use crate::cache::Heard;
+use changed::Change;
 use longsplice_engine::{LegOfProxy, Refusal};
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Response, Scan, Step, Version,
@@ -51,6 +54,12 @@ pub(super) struct Down {
     pub(super) filter: Option<ReplyFilter>,
     /// While set, nothing of the reply is sent; the timer ends that.
     pub(super) hold: Option<Pin<Box<Sleep>>>,
+    /// The change of the body, until its end.
+    pub(super) change: Option<Change>,
+    /// There was one.
+    pub(super) changed: bool,
+    /// Something of the head was sent.
+    pub(super) begun: bool,
     pub(super) end: End,
 }
 
@@ -62,7 +71,7 @@ impl Exchange<'_> {
                 self.ahead = true;
                 return Poll::Ready(Ok(()));
             }
-            let Down { head, sent, checked, hold, .. } = &mut self.down;
+            let Down { head, sent, checked, hold, body, begun, .. } = &mut self.down;
             if hold.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
                 *hold = None; // the filter stays in force
                 self.server.leg.unclamp();
@@ -70,6 +79,7 @@ impl Exchange<'_> {
             while hold.is_none() && *sent < head.len() {
                 let written = write_head(cx, self.client, (head, sent), self.server, checked);
                 self.outcome.passed.server += ready!(written).map_err(Broken::Client)? as u64;
+                *begun |= body.is_some();
                 self.moved = Instant::now();
             }
             if self.down.body.is_some() {
@@ -105,7 +115,7 @@ impl Exchange<'_> {
             }
             // HTTP/1.0 has no interim replies (RFC 9110, 15.2)
             if client == Version::Http11 {
-                self.begin(reply, false);
+                self.begin(reply, false, false);
             }
             return Ok(());
         }
@@ -120,7 +130,7 @@ impl Exchange<'_> {
             }
             101 if reply.upgrade.is_none() => return refuse("the server switches to no protocol"),
             101 => {
-                self.begin(reply, false);
+                self.begin(reply, false, false);
                 (self.down.body, self.down.end) = (Some(Body::new(Framing::None)), End::Upgraded);
                 return Ok(());
             }
@@ -128,12 +138,13 @@ impl Exchange<'_> {
             407 => return refuse("the server asks for a password in the name of the proxy"),
             _ => {}
         }
+        let change = self.change_of(reply)?;
         let early = !self.up_done();
         // The server would take the unread rest of the request for the next one.
         let reuse = reply.keep_alive && !early && !self.request.has_odd_content();
         if let Some(fetch) = self.fetch {
             let (from, first) = (self.server.leg.remote(), self.server.in_hand());
-            match fetch.hear(reply, from, first) {
+            match fetch.hear(reply, from, change.is_none().then_some(first)) {
                 Heard::Pass => {}
                 Heard::Miss => self.outcome.cache = Some("miss"),
                 Heard::Fill(fill, tap) => {
@@ -141,14 +152,17 @@ impl Exchange<'_> {
                     (self.fill, self.outcome.cache) = (Some(fill), Some("fill"));
                 }
                 // a 304 has no body: bytes behind it belong to no reply
-                Heard::Good(meta) => return Err(End::Validated { meta, reuse: reuse && first.is_empty() }),
+                Heard::Good(meta) => {
+                    return Err(End::Validated { meta, reuse: reuse && self.server.in_hand().is_empty() });
+                }
             }
         }
         let strip = client == Version::Http10 && reply.framing == Framing::Chunked;
         // without its chunks, a reply ends where its connection does
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
-        self.begin(reply, close);
-        self.down.strip = strip;
+        self.begin(reply, close, change.is_some());
+        (self.down.strip, self.down.change) = (strip, change.flatten());
+        self.down.changed = self.down.change.is_some();
         let (long, large) = match reply.framing {
             Framing::Exact(n) => (is_worth(self.bodies, Some(n)), n > CLAMPED),
             Framing::Chunked => (false, true), // chunks may be spliced, but most are short
@@ -156,7 +170,7 @@ impl Exchange<'_> {
             Framing::None => (false, false),
         };
         self.down.long = long;
-        if large && !long {
+        if large && (!long || self.down.change.as_ref().is_some_and(|change| !change.is_limited())) {
             self.server.leg.unclamp(); // it is copied
         }
         let body = if self.http.strict_replies { Body::new } else { Body::lenient };
@@ -167,13 +181,15 @@ impl Exchange<'_> {
 
     /// Parses the buffered part of the reply's body, and passes its content to the filter.
     pub(super) fn check(&mut self) -> Result<(), Broken> {
+        self.change_content()?;
         let Exchange { server, down, .. } = self;
-        let Down { body: Some(body), checked, strip, filter, hold, head, .. } = down else { return Ok(()) };
+        let Down { body: Some(body), checked, strip, filter, hold, head, change, .. } = down else { return Ok(()) };
         let mut at = *checked;
         // Start of a repaired part, and its replacement.
         let mut mended: Option<(usize, Vec<u8>)> = None;
         // When chunk framing is removed, content is taken from the start of the buffer only.
-        while at < server.in_hand().len() && !body.is_done() && !(*strip && at > 0) {
+        let stays = |change: &Option<Change>| change.as_ref().is_none_or(Change::is_over);
+        while at < server.in_hand().len() && !body.is_done() && !(*strip && at > 0) && stays(change) {
             let rest = &server.in_hand()[at..];
             let step = body.step(rest).map_err(Broken::Wrong)?;
             let (taken, instead) = (&rest[..step.len()], body.mended());
@@ -242,16 +258,16 @@ impl Exchange<'_> {
         if !worth {
             return false;
         }
-        if down.filter.is_some() {
+        if down.filter.is_some() || down.change.as_ref().is_some_and(|change| !change.is_over()) {
             self.outcome.refusal = Some(Refusal::Filter);
             return false;
         }
         is_to_come(body.ahead(), &self.server.leg)
     }
 
-    pub(super) fn begin(&mut self, reply: &Response, close: bool) {
+    pub(super) fn begin(&mut self, reply: &Response, close: bool, changed: bool) {
         let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
-        let head = forward::response(reply, &Back { via, client, close, now });
+        let head = forward::response(reply, &Back { via, client, close, now, changed });
         self.down.head = if reply.is_interim() { head } else { self.changes.in_reply(head, reply.status) };
         self.down.sent = 0;
     }
@@ -269,6 +285,10 @@ impl Exchange<'_> {
                 *moved = Instant::now();
             }
             if body.is_done() {
+                if let Some(last) = down.change.take().and_then(Change::last) {
+                    (down.head, down.sent) = (last.to_vec(), 0);
+                    return Poll::Ready(Ok(false));
+                }
                 if let End::Done { reuse, .. } = &mut down.end {
                     *reuse &= server.in_hand().is_empty();
                 }
@@ -281,14 +301,15 @@ impl Exchange<'_> {
                         return Poll::Ready(Err(Broken::Server(io::ErrorKind::ConnectionReset.into())));
                     }
                     body.end_of_stream().map_err(Broken::Wrong)?;
-                } else if down.hold.is_some() {
+                } else if down.hold.is_some() || down.change.is_some() {
                     // nothing is written yet, but the server is not idle
                     *moved = Instant::now();
                 }
             }
             let (judged, held) = (down.filter.is_some(), down.hold.is_some());
             self.check()?;
-            if judged != self.down.filter.is_some() || held != self.down.hold.is_some() {
+            let to_write = self.down.hold.is_none() && self.down.sent < self.down.head.len();
+            if to_write || judged != self.down.filter.is_some() || held != self.down.hold.is_some() {
                 return Poll::Ready(Ok(false));
             }
         }
@@ -296,7 +317,7 @@ impl Exchange<'_> {
 
     pub(super) fn bad_reply(&self, why: &str) -> End {
         // The mistake in the body may have arrived together with the head.
-        if self.replied() && self.down.sent > 0 {
+        if self.down.begun {
             return End::Cut(Cut::ServerReset, format!("the server's reply: {why}"));
         }
         End::Fault(Fault::BadReply(format!("the server's reply: {why}")), 502)
