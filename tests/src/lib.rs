@@ -13,7 +13,7 @@ pub mod translator;
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
     Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
-    Splicer, TpotHandshake,
+    Splicer, TpotHandshake, TpotWhose,
 };
 use longsplice_lab::{Lab, Namespace, Report, process::wait_for, report::show_failures};
 use std::{
@@ -110,7 +110,7 @@ fn taking(
         if onward {
             tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
         }
-        let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
+        let listener = splicer.intercept(&tpot, TpotWhose::Askers, &to).await.expect("listen");
         if handshake != TpotHandshake::Basic {
             let refused = |client, server, error| eprintln!("{client} to {server}: {error}");
             listener.pipeline(handshake, |_, _| Some(Box::new(())), refused).expect("pipelined");

@@ -164,10 +164,10 @@ int switch_flow(struct switch_call *ctx)
 
 /* Can the socket go on without the leg's record? It can if the leg was never in a switch: host and socket use the same
  * numbers. It cannot if the socket was recreated, since the host may be ahead of it (may_be_behind()). Nor if the hosts shook
- * hands with each other: the socket's clock is late, and if the connection is transparent, no segment would find the socket. */
+ * hands with each other: the socket's clock is late. Nor if an address of ours is none: no segment would find the socket. */
 static __always_inline int is_spare(const struct leg *l)
 {
-	return !(l->flags & (LEG_PAIRED | LEG_RESTORED | LEG_END_TO_END));
+	return !(l->flags & (LEG_PAIRED | LEG_RESTORED | LEG_END_TO_END | LEG_TRANSPARENT));
 }
 
 /* May the kernel still send to the host, perhaps for a socket that is closed already? The host would not understand it without

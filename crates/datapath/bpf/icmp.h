@@ -289,11 +289,13 @@ static __always_inline void learn_mtu(struct leg *l, const struct scratch *sc, _
 		l->mss_in = mtu - used;
 }
 
-/* Pass an error to the leg's socket, with the sequence number that the socket has used. */
+/* Pass an error to the leg's socket, with the sequence number that the socket has used. Its address may not be ours. */
 static __always_inline int tell_socket(struct __sk_buff *skb, const struct scratch *sc, const struct leg *l, __u32 seq)
 {
 	__be32 from = bpf_htonl(seq), to = bpf_htonl(seq - l->shim_out);
 
+	if (l->flags & LEG_TRANSPARENT)
+		skb->mark = MARK_TRANSPARENT;
 	if (from == to)
 		return TCX_NEXT;
 	/* The sequence number in the quoted segment, behind two IP headers and the ICMP header. */

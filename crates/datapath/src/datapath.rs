@@ -76,7 +76,17 @@ impl Datapath {
     /// client's leg gives its record back, unless it has been in a switch: it cannot be spliced, but others can. Timestamps
     /// and selective acknowledgements are offered to the server only if the client has negotiated them.
     pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<ExpectedLeg, ExpectError> {
-        self.maps.expect(leg, client, if client.is_some() { 0 } else { LegFlags::TS | LegFlags::SACK })
+        self.expect_with(leg, client, 0)
+    }
+
+    /// The same for a connection from an address that is not ours: segments for it are given to its socket
+    /// ([`TransparentRoutes`](crate::TransparentRoutes)).
+    pub fn expect_from_elsewhere(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<ExpectedLeg, ExpectError> {
+        self.expect_with(leg, client, LegFlags::TRANSPARENT)
+    }
+
+    fn expect_with(&self, leg: &Tuple, client: Option<&Tuple>, flags: u32) -> Result<ExpectedLeg, ExpectError> {
+        self.maps.expect(leg, client, flags | if client.is_some() { 0 } else { LegFlags::TS | LegFlags::SACK })
     }
 
     /// Removes the entries of a leg whose connection is over, or was never opened.

@@ -63,7 +63,7 @@ pub use leg::{Leg, LegOfProxy};
 pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::{
     ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
-    Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, Tuple, dropping_forward_chain, is_local, name_of,
+    Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, TpotWhose, Tuple, dropping_forward_chain, is_local, name_of,
 };
 pub use passing::handshakes::TransparentCounts;
 pub use refusal::{Refusal, Tally};

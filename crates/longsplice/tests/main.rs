@@ -5,6 +5,7 @@ mod capabilities;
 mod cli;
 mod cost;
 mod descriptors;
+mod edge;
 mod endings;
 mod examples;
 mod first_bytes;

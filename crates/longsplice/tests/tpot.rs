@@ -5,7 +5,7 @@ use crate::running::{
     AT_ONCE, LONGSPLICE, Pins, eventually, round_trip,
     translucent::{
         FILE_SERVER, PATIENCE, PORT, SECOND_PORT, listeners, service, stop, translucent, translucent_at,
-        translucent_with,
+        translucent_with, transparent,
     },
 };
 use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, topology};
@@ -170,16 +170,20 @@ fn the_firewalls_forward_policy() {
 }
 
 /// Requests and names are read of intercepted connections: for rules and the log. They go to the server that the client wants,
-/// whichever host it names.
-#[test]
+/// whichever host it names. The same for hosts that do not ask.
+#[test_case(true; "of hosts that ask")]
+#[test_case(false; "of hosts that know nothing")]
 #[ignore = "root"]
-fn http_and_tls_inside() {
+fn http_and_tls_inside(asks: bool) {
     let rules = "rules = [{ action = \"deny\", target = \"bad.test\" }";
-    let of_http = format!("inside = \"http\"\n{rules}, {{ action = \"deny\", path = \"/secret/*\" }}]\n");
-    let of_tls = format!("inside = \"tls\"\n{rules}]\n");
-    let both = listeners(PORT, &(of_http + AT_ONCE)) + &listeners(SECOND_PORT, &(of_tls + AT_ONCE));
-    let here = translucent_with(&both);
-    let (mut proxy, host) = (here.start(), here.host());
+    let of_http = format!("{rules}, {{ action = \"deny\", path = \"/secret/*\" }}]\n{AT_ONCE}");
+    let of_tls = format!("{rules}]\n{AT_ONCE}");
+    let of = |port, protocol, more: &str| match asks {
+        true => listeners(port, &format!("inside = \"{protocol}\"\n{more}")),
+        false => transparent(protocol, port, more),
+    };
+    let here = translucent_with(&(of(PORT, "http", &of_http) + &of(SECOND_PORT, "tls", &of_tls)));
+    let (mut proxy, host) = (here.start(), asks.then(|| here.host()));
     let site = tempfile::tempdir().unwrap();
     let file: Vec<u8> = (0..20_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     fs::write(site.path().join("file"), &file).unwrap();
@@ -235,7 +239,7 @@ fn http_and_tls_inside() {
     assert!(counters["proxy"]["replies_spliced"].as_u64() >= Some(2), "{counters}");
     let spliced = |i: usize| counters["listeners"][i]["spliced"].as_u64().unwrap();
     assert_eq!([2, 3].map(spliced), [2, 2], "{counters}");
-    stop(host);
+    host.map(stop);
     proxy.shut_down();
 }
 

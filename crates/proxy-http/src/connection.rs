@@ -189,12 +189,12 @@ impl Row<'_> {
     /// Checks one request and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
         self.current = Current::default();
-        let judged = if self.front.listener.intercepts {
-            self.judge_intercepted(request, &mut record)
-        } else if self.http.routes.is_empty() {
-            self.judge(request, &mut record).await
-        } else {
+        let judged = if !self.http.routes.is_empty() {
             self.judge_for_site(request, &mut record)
+        } else if self.front.listener.intercepts.is_some() {
+            self.judge_intercepted(request, &mut record)
+        } else {
+            self.judge(request, &mut record).await
         };
         let routed = match judged {
             Ok(routed) => routed,

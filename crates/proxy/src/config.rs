@@ -10,6 +10,7 @@ mod fields;
 mod file;
 mod filter;
 pub mod ftp;
+mod intercepting;
 pub mod login;
 pub mod plug;
 pub mod pool;
@@ -30,7 +31,7 @@ pub use asking::Asking;
 pub use cache::CacheConfig;
 use ftp::Ftp;
 use login::Login;
-use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake};
+use longsplice_engine::{Leg, OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake, TpotWhose};
 pub use longsplice_http::forward::Forwarded;
 use plug::Plug;
 use pool::PoolConfig;
@@ -125,9 +126,11 @@ pub struct ListenerConfig {
     pub listen: SocketAddr,
     /// Protocol of the clients.
     pub protocol: Protocol,
-    /// Intercept connections that are routed through this machine and whose hosts ask for a proxy (TPOT), instead of listening.
-    /// They go to the server that the client wants, whatever is read inside.
-    pub intercepts: bool,
+    /// Whose connections it intercepts that are routed through this machine, instead of listening: those of hosts that ask for a
+    /// proxy (TPOT), or of all. They go to the server that the client wants, unless the configuration leads them elsewhere.
+    pub intercepts: Option<TpotWhose>,
+    /// Servers see the client's address.
+    pub shows_clients: bool,
     /// When the servers of intercepted connections are connected to.
     pub handshake: TpotHandshake,
     /// Access rules.
@@ -162,10 +165,10 @@ pub enum Protocol {
     Ftp(Ftp),
     /// A conversation that asks who the client is and where it wants to go.
     Login(Login),
-    /// One fixed target for all clients.
+    /// One target for all clients.
     Plug {
-        /// The target.
-        target: Target,
+        /// The target; none: the server that the client wants, of intercepted connections.
+        target: Option<Target>,
         /// Who answers the client's SYN.
         handshake: PlugHandshake,
     },
@@ -265,7 +268,7 @@ impl Protocol {
                 Traits { guarded: ftp.target.is_none(), answers: true, is_service: true, ..of("ftp") }
             }
             Protocol::Login(login) => Traits { guarded: login.free, answers: true, ..of("login") },
-            Protocol::Plug { .. } => Traits { unread: true, ..of("plug") },
+            Protocol::Plug { target, .. } => Traits { guarded: target.is_none(), unread: true, ..of("plug") },
             Protocol::Transparent => Traits { binds: false, ..of("transparent") },
             Protocol::Tpot => Traits { guarded: true, binds: false, unread: true, ..of("tpot") },
         }
@@ -316,13 +319,14 @@ impl ListenerConfig {
     /// Returns a listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
         let rules = Rules::new(Vec::new(), protocol.traits().guarded);
-        let intercepts = protocol == Protocol::Tpot;
+        let intercepts = (protocol == Protocol::Tpot).then_some(TpotWhose::Askers);
         ListenerConfig {
             listen,
             intercepts,
+            shows_clients: false,
             handshake: TpotHandshake::Basic,
             protocol,
-            rules: if intercepts { rules.for_intercepted() } else { rules },
+            rules: if intercepts.is_some() { rules.for_intercepted() } else { rules },
             policy: Policy::default(),
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
@@ -338,13 +342,13 @@ impl ListenerConfig {
 
     /// Returns whether it has a listening socket.
     pub(crate) fn binds(&self) -> bool {
-        self.protocol.traits().binds && !self.intercepts
+        self.protocol.traits().binds && self.intercepts.is_none()
     }
 
     /// Returns the target with which clients shake hands themselves, if they do.
     pub(crate) fn end_to_end(&self) -> Option<&Target> {
         match &self.protocol {
-            Protocol::Plug { target, handshake: PlugHandshake::EndToEnd } => Some(target),
+            Protocol::Plug { target, handshake: PlugHandshake::EndToEnd } => target.as_ref(),
             _ => None,
         }
     }
@@ -357,10 +361,15 @@ impl ListenerConfig {
     /// Returns the target of all clients, if there is just one.
     pub(crate) fn fixed_target(&self) -> Option<&Target> {
         match &self.protocol {
-            Protocol::Plug { target, .. } => Some(target),
+            Protocol::Plug { target, .. } => target.as_ref(),
             Protocol::Ftp(ftp) => ftp.target.as_ref(),
             _ => None,
         }
+    }
+
+    /// Returns the address of the server that the client wants, if that is where its connection goes.
+    pub(crate) fn wanted(&self, client: &Leg) -> Option<SocketAddr> {
+        (self.intercepts.is_some() && self.fixed_target().is_none()).then(|| client.local())
     }
 
     /// Returns what FTP needs, if the listener reads it.
@@ -480,7 +489,7 @@ impl Config {
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;
-            let protocol = Protocol::Plug { target: plug.target, handshake: PlugHandshake::default() };
+            let protocol = Protocol::Plug { target: Some(plug.target), handshake: PlugHandshake::default() };
             self.add("--plug", value, ListenerConfig::new(plug.listen, protocol))?;
         }
         Ok(())

@@ -76,7 +76,7 @@ pub(crate) async fn handshake(
             } else {
                 Cow::Borrowed(&listener.rules)
             };
-            connect_under(&rules, shared, listener, client, &subject, &chosen.target).await
+            connect_under(&rules, shared, listener, client, &subject, (&chosen.target, None)).await
         }
         false => connect(shared, listener, client, &subject, &chosen.target).await,
     };

@@ -16,6 +16,7 @@ use crate::{
 use longsplice_engine::{FlowInfo, Leftovers, Leg, LegOfProxy};
 use std::{
     any::Any,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -57,19 +58,18 @@ pub async fn connect(
     subject: &Subject<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    connect_under(&listener.rules, shared, listener, client, subject, target).await
+    connect_under(&listener.rules, shared, listener, client, subject, (target, listener.wanted(client))).await
 }
 
-/// Connects under other rules than those of the listener.
+/// Connects under other rules than those of the listener. `at`: the address of the target, if that is known.
 pub(crate) async fn connect_under(
     rules: &Rules,
     shared: &ServerContext,
     listener: &ListenerConfig,
     client: &Leg,
     subject: &Subject<'_>,
-    target: &Target,
+    (target, at): (&Target, Option<SocketAddr>),
 ) -> Result<Leg, Fault> {
-    let at = listener.intercepts.then(|| client.local());
     let mut server = dial(shared, listener, rules, client, subject, (target, at)).await?;
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),

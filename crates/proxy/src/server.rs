@@ -21,7 +21,9 @@ use crate::{
     target::{Host, Target},
     tpot,
 };
-use longsplice_engine::{BoundSocket, EndToEndListener, Leg, LegOfProxy, Listener, SpliceWhen, Splicer, Tally, Tpot};
+use longsplice_engine::{
+    BoundSocket, EndToEndListener, Leg, LegOfProxy, Listener, SpliceWhen, Splicer, Tally, Tpot, TpotWhose,
+};
 use std::{
     collections::{BTreeSet, HashMap},
     io,
@@ -119,10 +121,10 @@ impl Prepared {
             let runtime = loads.runtime(number);
             let source = match (socket, &tpot) {
                 (Some(socket), _) => Source::listen(&listener, socket, &splicer, runtime).await,
-                (None, Some(tpot)) if listener.intercepts => {
-                    Source::intercept(&listener, tpot, &splicer, runtime).await
-                }
-                (None, _) => Source::route(&listener, &splicer),
+                (None, tpot) => match (listener.intercepts, tpot) {
+                    (Some(whose), Some(tpot)) => Source::intercept(&listener, (tpot, whose), &splicer, runtime).await,
+                    _ => Source::route(&listener, &splicer),
+                },
             };
             let (source, addr) = source.map_err(cannot_listen(listener.listen))?;
             listener.listen = addr;
@@ -196,8 +198,8 @@ impl Server {
         };
         let front = Arc::new(Front::new(listener, &shared));
         let runtime = shared.loads.runtime(number);
-        if let (true, Some(tpot)) = (front.listener.intercepts, &self.tpot) {
-            let (to, full) = (tpot::intercepted(addr), [front.full(), shared.all.full()]);
+        if let (Some(whose), Some(tpot)) = (front.listener.intercepts, &self.tpot) {
+            let (to, full) = ((whose, tpot::intercepted(addr)), [front.full(), shared.all.full()]);
             let is_open = front.listener.rules.list().is_empty();
             self.tasks.push(runtime.spawn(tpot::leave(Arc::downgrade(tpot), to, full, is_open)));
         }
@@ -332,7 +334,10 @@ fn names<'a>(
 fn announce(addr: SocketAddr, listener: &ListenerConfig) {
     let protocol = &listener.protocol;
     match protocol {
-        _ if listener.intercepts => tracing::info!("tpot on {addr}: {}", protocol.name()),
+        _ if listener.intercepts == Some(TpotWhose::All) => {
+            tracing::info!("{} on {addr}, transparent", protocol.name())
+        }
+        _ if listener.intercepts.is_some() => tracing::info!("tpot on {addr}: {}", protocol.name()),
         Protocol::Http(Http { routes, .. }) if !routes.is_empty() => {
             tracing::info!("http on {addr}, {} routes", routes.len());
         }
@@ -351,7 +356,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Ftp(_) => tracing::info!("ftp on {addr}"),
-        Protocol::Plug { target, .. } => tracing::info!("plug on {addr} to {target}"),
+        Protocol::Plug { target: Some(target), .. } => tracing::info!("plug on {addr} to {target}"),
         Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list().is_empty() => {
             tracing::warn!(
                 "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"
@@ -368,13 +373,15 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
                 "transparent on {addr}: this is an address of this machine, whose connections are not taken part in"
             );
         }
-        Protocol::Transparent | Protocol::Tpot => tracing::info!("{} on {addr}", protocol.name()),
+        Protocol::Plug { target: None, .. } | Protocol::Transparent | Protocol::Tpot => {
+            tracing::info!("{} on {addr}", protocol.name())
+        }
     }
 }
 
 /// Returns the listening sockets.
 fn listening(bound: &[(Source, ListenerConfig)]) -> Listening {
-    let own = bound.iter().filter(|(source, l)| matches!(source, Source::Own(_)) && !l.intercepts);
+    let own = bound.iter().filter(|(source, l)| matches!(source, Source::Own(_)) && l.intercepts.is_none());
     Listening(own.map(|(_, l)| (l.listen, l.fixed_target().cloned())).collect())
 }
 
@@ -393,25 +400,36 @@ impl Source {
         runtime: &Handle,
     ) -> io::Result<(Source, SocketAddr)> {
         let splicer = splicer.clone();
-        let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none();
+        let shows_clients = listener.shows_clients;
+        let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none() && !shows_clients;
         let listen = async move {
-            let listening =
+            let mut listening =
                 if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;
             let addr = listening.local_addr()?;
+            if shows_clients {
+                listening.show_clients()?;
+            }
             Ok((Source::Own(listening), addr))
         };
         runtime.spawn(listen).await.map_err(io::Error::other)?
     }
 
-    /// Intercepts connections whose hosts ask for a proxy.
+    /// Intercepts connections that are routed through this machine.
     async fn intercept(
         listener: &ListenerConfig,
-        tpot: &Arc<Tpot>,
+        (tpot, whose): (&Arc<Tpot>, TpotWhose),
         splicer: &Splicer,
         runtime: &Handle,
     ) -> io::Result<(Source, SocketAddr)> {
         let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
-        let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
+        let shows_clients = listener.shows_clients;
+        let listen = async move {
+            let mut listening = splicer.intercept(&tpot, whose, &to).await?;
+            if shows_clients {
+                listening.show_clients()?;
+            }
+            Ok::<_, io::Error>(listening)
+        };
         let listening = runtime.spawn(listen).await.map_err(io::Error::other)??;
         Ok((Source::Own(listening), listener.listen))
     }

@@ -88,13 +88,13 @@ async fn lead(
     };
     let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(explained)?;
     let mut asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
-    if listener.intercepts {
+    if listener.intercepts.is_some() {
         asked.get_or_insert_with(|| client.local().into());
     }
     record.target = asked.as_ref().map(Target::to_string);
     let (configured, target) = match (tls.route(&hello, asked.as_ref()), &asked) {
-        (_, Some(asked)) if listener.intercepts => (false, asked),
         (Some((route, target)), _) => (route.target.is_some(), target),
+        (None, Some(asked)) if listener.intercepts.is_some() => (false, asked),
         (None, _) => return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME))),
     };
     // A configured target is like that of a plug.
@@ -109,7 +109,9 @@ async fn lead(
         (fault, Some(alert))
     };
     let subject = Subject::by(client.source().ip());
-    let server = connect_under(&rules, shared, listener, client, &subject, target).await.map_err(refused)?;
+    // A name only leads where the configuration says so: its client wants another address.
+    let at = listener.wanted(client).filter(|_| !configured);
+    let server = connect_under(&rules, shared, listener, client, &subject, (target, at)).await.map_err(refused)?;
     record.server = Some(server.remote());
     Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
 }

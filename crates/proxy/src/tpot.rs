@@ -9,7 +9,7 @@ use crate::{
     start_error::StartError,
 };
 use longsplice_engine::{
-    Destinations, DeviceChanges, Listener, Permit, Splicer, Tpot, TpotHandshake, TpotOptions, Tuple,
+    Destinations, DeviceChanges, Listener, Permit, Splicer, Tpot, TpotHandshake, TpotOptions, TpotWhose, Tuple,
     dropping_forward_chain,
 };
 use std::{
@@ -56,14 +56,19 @@ pub(crate) fn intercepted(listen: SocketAddr) -> Destinations {
 }
 
 fn is_needed(config: &Config) -> bool {
-    config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts)
+    config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts.is_some())
 }
 
-/// Checks what cannot be used beside it.
+/// Returns whether there may be tunnels: connections of hosts that do not ask have none.
+fn has_tunnels(config: &Config) -> bool {
+    config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts == Some(TpotWhose::Askers))
+}
+
+/// Checks what cannot be used beside tunnels.
 pub(crate) fn check(config: &Config) -> Result<(), StartError> {
     let datapath = &config.engine.datapath;
     match datapath.xdp.iter().chain(&datapath.peer).next() {
-        Some(device) if is_needed(config) => Err(StartError::Bypass(device.clone())),
+        Some(device) if has_tunnels(config) => Err(StartError::Bypass(device.clone())),
         _ => Ok(()),
     }
 }
@@ -85,7 +90,12 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
 /// Leaves SYNs alone while a limit of connections is reached: they are routed on, and their connections work without a proxy. The
 /// same if the firewall drops what is forwarded unless a rule accepts it, and the listener has no rules of its own (`is_open`):
 /// whoever asks for a proxy would get where the firewall lets nobody pass.
-pub(crate) async fn leave(tpot: Weak<Tpot>, to: Destinations, full: [watch::Receiver<bool>; 2], is_open: bool) {
+pub(crate) async fn leave(
+    tpot: Weak<Tpot>,
+    (whose, to): (TpotWhose, Destinations),
+    full: [watch::Receiver<bool>; 2],
+    is_open: bool,
+) {
     let [mut own, mut all] = full;
     let (mut left, mut barred) = (false, None);
     let mut look = interval(TEND_EVERY);
@@ -108,7 +118,7 @@ pub(crate) async fn leave(tpot: Weak<Tpot>, to: Destinations, full: [watch::Rece
         let leaves = is_full || barred.is_some();
         if leaves != left {
             let Some(tpot) = tpot.upgrade() else { return };
-            if let Err(error) = tpot.leave(&to, leaves) {
+            if let Err(error) = tpot.leave(whose, &to, leaves) {
                 tracing::warn!(%error, "cannot change what is intercepted: connections beyond the limit are refused, and not routed on");
             }
             left = leaves;
@@ -127,10 +137,10 @@ fn is_barred(to: &Destinations, before: Option<String>) -> Option<String> {
     if let Some(why) = now.as_ref().filter(|_| now != before) {
         tracing::warn!(
             to = %to.net, ports = ?to.ports,
-            "connections that ask for a proxy are left alone: {why}, and would not hold for them; give the listener `rules`"
+            "connections are left alone that a listener would intercept: {why}, and would not hold for them; give the listener `rules`"
         );
     } else if before.is_some() && now.is_none() {
-        tracing::info!(to = %to.net, ports = ?to.ports, "connections that ask for a proxy are intercepted");
+        tracing::info!(to = %to.net, ports = ?to.ports, "connections are intercepted");
     }
     now
 }
@@ -180,7 +190,7 @@ pub async fn tend(tpot: Weak<Tpot>, splicer: Option<Splicer>) {
         if !warned && has_unanswered(&tpot) {
             warned = true;
             tracing::warn!(
-                "SYNs that ask for a proxy come again before the listener has answered them, and are routed on: an input rule of \
+                "intercepted SYNs come again before the listener has answered them, and are routed on: an input rule of \
                  the firewall drops them, or the listener's queue is full"
             );
         }

@@ -1,7 +1,7 @@
 //! Answers of proxies that carry a MAC: single packets, whose MACs are those of another implementation of SipHash.
 
 use super::packets::{DROP, Host, NEXT, PORT, SYN_ACK, USUAL, option, packet, unwrap};
-use longsplice_datapath::{Destinations, TpotKey, TpotOptions, model::siphash};
+use longsplice_datapath::{Destinations, TpotKey, TpotOptions, TpotWhose, model::siphash};
 use longsplice_lab::{Family, topology::SERVER};
 use longsplice_tests::packet::{Packet, flag, verify};
 use std::{
@@ -182,7 +182,7 @@ fn a_proxy_signs_with_its_first_key() {
             let (us, asker) = (h.client.ip(), SocketAddr::new(h.proxy, 4000));
             let socket = h.lab.client.run(|| TcpListener::bind(SocketAddr::new(us, 0)));
             let to = Destinations { net: h.server.ip(), prefix: 255, ports: PORT..=PORT };
-            h.tpot.take(&to, socket.expect("a listener")).expect("a rule");
+            h.tpot.take(TpotWhose::Askers, &to, socket.expect("a listener")).expect("a rule");
             // packets of a test run arrive at the loopback device. They cannot be given to a socket, but their SYNs are known
             h.lab.client.ip(&format!("addr add {us} dev lo\n")).expect("an address");
             h.lab.client.run(|| h.tpot.follow()).expect("addresses");

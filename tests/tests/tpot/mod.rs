@@ -9,6 +9,7 @@ mod hand;
 mod middleboxes;
 mod packets;
 mod pipelined;
+mod plain;
 mod router;
 mod simultaneous;
 mod switches;

@@ -2,7 +2,7 @@
 //! names are those of the requirements.
 
 use longsplice_datapath::{
-    Destinations, TPOT_EXID, TPOT_UDP_PORT, TestContext, TpotOptions, TpotUdp, tpot_flush, tpot_known,
+    Destinations, TPOT_EXID, TPOT_UDP_PORT, TestContext, TpotOptions, TpotUdp, TpotWhose, tpot_flush, tpot_known,
 };
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -568,7 +568,7 @@ fn the_proxy_has_forgotten_the_connection() {
         let (us, asker) = (h.client.ip(), SocketAddr::new(h.proxy, 4000));
         let socket = h.lab.client.run(|| std::net::TcpListener::bind(SocketAddr::new(us, 0)));
         let to = Destinations { net: h.server.ip(), prefix: 255, ports: PORT..=PORT };
-        h.tpot.take(&to, socket.expect("a listener")).expect("a rule");
+        h.tpot.take(TpotWhose::Askers, &to, socket.expect("a listener")).expect("a rule");
         let data = Packet { seq: 7, ack: 9, payload: vec![1; 50], ..packet(asker, h.server) };
         let (code, _, out) = h.run(false, &h.tunnelled(&data, asker.ip(), us));
         assert_eq!((code, h.tpot.verdict("forgotten")), (REDIRECT, 1));
@@ -623,7 +623,7 @@ fn loops_end() {
         let us = h.client.ip();
         let socket = h.lab.client.run(|| std::net::TcpListener::bind(SocketAddr::new(us, 0)));
         let everywhere = Destinations { net: us, prefix: 0, ports: 1..=u16::MAX };
-        h.tpot.take(&everywhere, socket.expect("a listener")).expect("a rule");
+        h.tpot.take(TpotWhose::Askers, &everywhere, socket.expect("a listener")).expect("a rule");
         let other = SocketAddr::new(h.proxy, 4000);
         let asks = |from, to, hops| {
             let options = [USUAL.to_vec(), option(hops)].concat();

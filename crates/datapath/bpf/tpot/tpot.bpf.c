@@ -13,6 +13,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* SYNs of a connection that carry the option. Something on the path may drop segments with it (TP 2.4). */
 #define ASK_TIMES 2
 #define AF_INET 2 /* <sys/socket.h> */
+#define LEFT_ALONE 1 /* of a SYN that is not intercepted; none of TCX_NEXT and the like */
 
 /* ---- packets that arrive ---- */
 
@@ -20,6 +21,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
  * that the routing rule knows. */
 static __always_inline int deliver(struct __sk_buff *skb)
 {
+	barrier_var(skb); /* the verifier refuses a pointer to the field, which the compiler would keep for its many uses */
 	skb->mark = MARK_TAKEN;
 	return TCX_NEXT;
 }
@@ -196,8 +198,18 @@ static __always_inline __u32 handshake_of(__u32 rule)
 static __always_inline int pass_by(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 *at = pending(&p->t);
+	struct tpot_syn *syn;
 
-	if (!at || seconds() - *at > TPOT_PENDING_FOR || socket_state(skb, &p->t, p->v6) != BPF_TCP_NEW_SYN_RECV ||
+	if (!at || seconds() - *at > TPOT_PENDING_FOR)
+		return TCX_NEXT;
+	syn = bpf_map_lookup_elem(&tpot_syns, &p->t);
+	if (syn && syn->role == TPOT_PLAIN && !(p->flags & (TH_SYN | TH_RST)) &&
+	    (syn->given > 1 || (syn->answered && p->ack == syn->iss + 1))) { /* the client has got our SYN-ACK */
+		if (syn->given < 2)
+			syn->given = 2;
+		return deliver(skb);
+	}
+	if (socket_state(skb, &p->t, p->v6) != BPF_TCP_NEW_SYN_RECV ||
 	    bpf_map_lookup_elem(&tpot_addresses, p->t.local)) /* of another listener, with our address */
 		return TCX_NEXT;
 	if (set_aside(skb))
@@ -219,11 +231,11 @@ static __always_inline int admit(struct __sk_buff *skb, const struct packet *p)
 {
 	struct tpot_syn *syn = bpf_map_lookup_elem(&tpot_syns, &p->t);
 
-	if (!syn || syn->role != TPOT_TAKER)
+	if (!syn || syn->role == TPOT_ASKER)
 		return TCX_NEXT;
 	if (syn->seq != p->seq) /* the asker has begun another connection */
 		return drop(T_UNSERVED);
-	if (socket_state(skb, &p->t, p->v6) != BPF_TCP_TIME_WAIT && assign(skb, syn->listener, 0))
+	if (syn->role == TPOT_TAKER && socket_state(skb, &p->t, p->v6) != BPF_TCP_TIME_WAIT && assign(skb, syn->listener, 0))
 		return drop(T_UNSERVED);
 	expect_socket(&p->t);
 	syn->given = 1;
@@ -247,12 +259,12 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	if (!rule || !o->hops || bpf_map_lookup_elem(&tpot_addresses, p->t.local) ||
 	    bpf_map_lookup_elem(&tpot_addresses, p->t.remote)) { /* our own SYN, in a loop */
 		count(T_LEFT);
-		return TCX_NEXT;
+		return LEFT_ALONE;
 	}
 	own = bpf_map_lookup_elem(&tpot_own, &key);
 	if (!own || !(p->v6 ? own->v6[0] : own->v4[3])) {
 		count(T_UNSERVED);
-		return TCX_NEXT;
+		return LEFT_ALONE;
 	}
 	syn.seq = p->seq;
 	syn.role = TPOT_TAKER;
@@ -272,7 +284,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 			if (handshake != TPOT_BASIC)
 				report(skb, &p->t, 0, 0);
 			count(T_UNANSWERED);
-			return TCX_NEXT;
+			return LEFT_ALONE;
 		}
 		syn.iss = known->iss;
 		syn.answered = known->answered;
@@ -288,7 +300,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY) ||
 	    (state != BPF_TCP_TIME_WAIT && assign(skb, rule - 1, 0))) {
 		count(T_UNSERVED);
-		return TCX_NEXT;
+		return LEFT_ALONE;
 	}
 	if (shrink_mss(skb, p, o))
 		return drop(T_FAILED);
@@ -299,6 +311,84 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 
 		if (handshake == TPOT_CONFIRM)
 			return heard ? drop(T_HELD) : TCX_DROP; /* the asker sends it again */
+	}
+	return deliver(skb);
+}
+
+static __always_inline int has_listener(__u32 rule)
+{
+	struct bpf_sock *sk = bpf_map_lookup_elem(&tpot_listeners, &rule);
+
+	if (sk)
+		bpf_sk_release(sk);
+	return !!sk;
+}
+
+/* A SYN of a host that need not ask. tpot_lookup() finds the listener for it, and for a SYN cookie. There is no tunnel: once the
+ * client has completed the handshake, the leg in the data path tells that its packets are for us. Until then, only what fits the
+ * handshake is, see pass_by(): anybody can forge a SYN, and its connection may be one that is routed past us. */
+static __always_inline int intercept_plain(struct __sk_buff *skb, const struct packet *p)
+{
+	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_PLAIN }, *known = bpf_map_lookup_elem(&tpot_syns, &p->t);
+	struct tpot_config *c = configured();
+	struct tuple other = {};
+	__u32 rule, handshake;
+	int state, live, again;
+
+	__builtin_memcpy(other.remote, p->t.local, 16);
+	other.rport = p->t.lport;
+	rule = rule_for(TPOT_RULE_PLAIN, &other);
+	if (known && known->role != TPOT_PLAIN && known->seq == p->seq) /* it does not ask any more */
+		return LEFT_ALONE;
+	if (!c || (!rule && !(known && known->role == TPOT_PLAIN)))
+		return LEFT_ALONE;
+	__builtin_memcpy(other.local, p->t.remote, 16);
+	other.lport = p->t.rport;
+	if (bpf_map_lookup_elem(&tpot_addresses, p->t.local) || bpf_map_lookup_elem(&tpot_addresses, p->t.remote) ||
+	    socket_state(skb, &other, p->v6)) { /* our own SYN, in a loop: with our address, or with a client's */
+		count(T_LEFT);
+		return LEFT_ALONE;
+	}
+	state = socket_state(skb, &p->t, p->v6);
+	live = state && state != BPF_TCP_TIME_WAIT;
+	again = known && known->seq == p->seq;
+	if (live && (!again || !rule))
+		return deliver(skb); /* the socket challenges its sender, or repeats its answer */
+	if (!rule || !has_listener(rule - 1)) {
+		if (rule)
+			count(T_UNSERVED);
+		bpf_map_delete_elem(&tpot_syns, &p->t);
+		return LEFT_ALONE;
+	}
+	handshake = handshake_of(rule - 1);
+	if (again) {
+		if (known->given && !known->answered) { /* as in intercept() */
+			if (handshake != TPOT_BASIC)
+				report(skb, &p->t, 0, 0);
+			count(T_UNANSWERED);
+			return LEFT_ALONE;
+		}
+		syn.iss = known->iss;
+		syn.answered = known->answered;
+		syn.given = known->given;
+	}
+	syn.hops = c->hops ? c->hops + 1 : 0;
+	syn.listener = rule - 1;
+	if (syn.answered) /* user space knows it */
+		handshake = TPOT_BASIC;
+	if (handshake != TPOT_CONFIRM && !syn.given)
+		syn.given = 1;
+	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY)) {
+		count(T_UNSERVED);
+		return LEFT_ALONE;
+	}
+	expect_socket(&p->t);
+	count(T_INTERCEPTED_PLAIN);
+	if (handshake != TPOT_BASIC) {
+		int heard = report(skb, &p->t, p->l4, p->doff);
+
+		if (handshake == TPOT_CONFIRM)
+			return heard ? drop(T_HELD) : TCX_DROP; /* the client sends it again */
 	}
 	return deliver(skb);
 }
@@ -483,7 +573,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	struct tpot_tunnel *tn, *old = NULL;
 	struct options *o;
 	struct tpot_syn *syn;
-	int r = TCX_NEXT, is_syn;
+	int r = LEFT_ALONE, is_syn;
 
 	if (skb->pkt_type != PACKET_HOST || (IS_OUR_MARK(skb->mark) && skb->mark != MARK_HELD) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
@@ -539,10 +629,12 @@ int tpot_ingress(struct __sk_buff *skb)
 		} else {
 			count(T_UNASKED);
 		}
-		return r == TCX_NEXT && skb->mark != MARK_TAKEN ? give_up(skb, &p, syn, old) : r;
+		if (r == LEFT_ALONE)
+			r = intercept_plain(skb, &p);
+		return r == LEFT_ALONE ? give_up(skb, &p, syn, old) : r;
 	}
-	/* The asker does not know our half-open connection, which has challenged its SYN: it has another number. */
-	if (syn && syn->role == TPOT_TAKER && (p.flags & (TH_SYN | TH_RST)) == TH_RST && p.seq == syn->seq + 1) {
+	/* The client does not know our half-open connection, which has challenged its SYN: it has another number. */
+	if (syn && syn->role != TPOT_ASKER && (p.flags & (TH_SYN | TH_RST)) == TH_RST && p.seq == syn->seq + 1) {
 		if (handshake_of(syn->listener) != TPOT_BASIC)
 			report(skb, &p.t, 0, 0);
 		return deliver(skb);
@@ -652,7 +744,7 @@ int tpot_egress(struct __sk_buff *skb)
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
 	syn = p.flags & (TH_SYN | TH_RST) && !skb->ingress_ifindex ? bpf_map_lookup_elem(&tpot_syns, &p.t) : NULL;
 	/* The port of an earlier connection: of a SYN of this host, or of one that our listener answers. */
-	if (tn && p.flags & TH_SYN && (!(p.flags & TH_ACK) || (syn && syn->role == TPOT_TAKER && p.ack == syn->seq + 1))) {
+	if (tn && p.flags & TH_SYN && (!(p.flags & TH_ACK) || (syn && syn->role != TPOT_ASKER && p.ack == syn->seq + 1))) {
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}
@@ -667,13 +759,17 @@ int tpot_egress(struct __sk_buff *skb)
 	}
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		return ask(skb, &p, mark);
+	if (syn && syn->role == TPOT_PLAIN && (p.flags & (TH_SYN | TH_RST)) == TH_SYN && p.ack == syn->seq + 1) {
+		syn->iss = p.seq;
+		syn->answered = 1;
+	}
 	return syn && syn->role == TPOT_TAKER ? answer(skb, &p, syn) : TCX_NEXT;
 }
 
 /* ---- sockets ---- */
 
-/* The kernel looks for a listening socket, for a SYN that a socket in TIME-WAIT has accepted. It knows ours by an address of
- * loopback only. */
+/* The kernel looks for a listening socket: for a SYN that a socket in TIME-WAIT has accepted, or for one of a host that does not
+ * ask. It knows ours by an address of loopback only. */
 SEC("sk_lookup")
 int tpot_lookup(struct bpf_sk_lookup *ctx)
 {
@@ -685,7 +781,7 @@ int tpot_lookup(struct bpf_sk_lookup *ctx)
 	};
 	struct tpot_syn *syn = ctx->protocol == IPPROTO_TCP ? bpf_map_lookup_elem(&tpot_syns, &t) : NULL;
 
-	if (syn && syn->role == TPOT_TAKER)
+	if (syn && syn->role != TPOT_ASKER)
 		assign(ctx, syn->listener, BPF_SK_LOOKUP_F_REPLACE);
 	return SK_PASS;
 }

@@ -67,12 +67,14 @@ enum tpot_constant {
 enum tpot_role {
 	TPOT_ASKER = 1,
 	TPOT_TAKER = 2,
+	TPOT_PLAIN = 3, /* the proxy of a host that does not ask: there is no tunnel, and no entry after the handshake */
 };
 
 enum tpot_rule_kind {
 	TPOT_RULE_ASK = 1,   /* ask for a proxy: connections of this host to these destinations */
 	TPOT_RULE_TAKE = 2,  /* intercept: connections of others to these destinations, with the listener of the rule's index */
 	TPOT_RULE_TRUST = 3, /* proxies that may intercept: the taker's address */
+	TPOT_RULE_PLAIN = 4, /* as TPOT_RULE_TAKE, but whether they ask or not */
 };
 
 /* Bits of the option, host byte order. */
@@ -105,7 +107,7 @@ struct tpot_rule {
 	__u32 net[4], mask[4]; /* network byte order, IPv4 as ::ffff:a.b.c.d */
 	__u16 low, high;       /* ports, host byte order; not for TPOT_RULE_TRUST */
 	__u8 kind;             /* enum tpot_rule_kind; 0: none */
-	__u8 handshake;        /* enum tpot_handshake; for TPOT_RULE_TAKE */
+	__u8 handshake;        /* enum tpot_handshake; for TPOT_RULE_TAKE and TPOT_RULE_PLAIN */
 	__u8 fill[2];
 };
 
@@ -151,16 +153,16 @@ struct tpot_own {
 /* A half-open connection. */
 struct tpot_syn {
 	__u32 seq;       /* of the SYN, host byte order */
-	__u32 iss;       /* taker: of our SYN-ACK */
+	__u32 iss;       /* taker, plain: of our SYN-ACK */
 	__u32 peer[4], own[4]; /* taker: the ends of the tunnel */
 	__u8 role;       /* enum tpot_role */
 	__u8 asked;      /* asker: SYNs sent with the option */
-	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered, or sent a SYN */
-	__u8 hops;       /* of the SYN */
+	__u8 answered;   /* taker, plain: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered, or sent a SYN */
+	__u8 hops;       /* of the SYN; plain: those of a host that would ask here */
 	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
-	__u8 listener;   /* taker: index of the rule and of its socket */
+	__u8 listener;   /* taker, plain: index of the rule and of its socket */
 	__u8 udp;        /* of the SYN, with asker those before as well: enum tpot_capability */
-	__u8 given;      /* taker: our listener has got the SYN */
+	__u8 given;      /* taker, plain: our listener has got the SYN; plain: 2 if the client has completed the handshake */
 };
 
 enum tpot_tunnel_flag {
@@ -215,13 +217,14 @@ enum tpot_verdict {
 	T_AVOIDED,        /* SYN to a destination that has only answered SYNs without the option of late */
 	T_NO_SPACE,       /* SYN without space for the option */
 	T_INTERCEPTED,    /* SYN with the option given to our listener, or held */
-	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
-	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
+	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left; any SYN of our own, in a loop */
+	T_UNSERVED,       /* SYN that a rule is about routed on: no listener, no address or no room */
 	T_HELD,           /* SYN with the option kept from our listener until the server answers */
 	T_ADMITTED,       /* the same SYN given to our listener */
 	T_UNREPORTED,     /* SYN with the option of which user space does not hear, since the ring is full. One to be held is dropped */
 	T_UNANSWERED,     /* SYN with the option that comes again, since our listener has not answered the first one: routed on */
 	T_UNASKED,        /* SYN without the option from another host: left alone */
+	T_INTERCEPTED_PLAIN, /* SYN of a host that need not ask given to our listener, or held */
 	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
 	T_CHALLENGED,     /* SYN without the option for a live connection in a tunnel: answered by an ACK on the way that it came */
 	T_PASSED_BY,      /* packet outside of any tunnel, past our half-open connection with the same addresses: routed on */

@@ -334,10 +334,16 @@ impl Datapath {
     }
 
     /// Like [`Datapath::expect`], on behalf of a client that has sent this SYN and has no leg yet.
-    pub fn expect_for_syn(&self, leg: &Tuple, syn: &Handshake) -> Result<ExpectedLeg, ExpectError> {
+    pub fn expect_for_syn(
+        &self,
+        leg: &Tuple,
+        syn: &Handshake,
+        from_elsewhere: bool,
+    ) -> Result<ExpectedLeg, ExpectError> {
         let offer = syn.offer();
         let flag = |wanted, flag| if wanted { flag } else { 0 };
         let flags = flag(offer.tsval.is_some(), LegFlags::TS) | flag(offer.sack, LegFlags::SACK);
+        let flags = flags | flag(from_elsewhere, LegFlags::TRANSPARENT);
         self.maps.expect(leg, None, flags).map(|expected| ExpectedLeg { mss: syn.mss(), ..expected })
     }
 

@@ -151,6 +151,25 @@ pub struct TpotTunnel {
     pub silent: Duration,
 }
 
+/// Whose connections are intercepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TpotWhose {
+    /// Those of hosts that ask for a proxy. They are in tunnels.
+    #[default]
+    Askers,
+    /// Those of all hosts. They are in no tunnel.
+    All,
+}
+
+impl TpotWhose {
+    fn kind(self) -> abi::tpot_rule_kind {
+        match self {
+            TpotWhose::Askers => abi::tpot_rule_kind::TPOT_RULE_TAKE,
+            TpotWhose::All => abi::tpot_rule_kind::TPOT_RULE_PLAIN,
+        }
+    }
+}
+
 /// When the server of an intercepted connection is connected to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TpotHandshake {
@@ -342,16 +361,16 @@ impl Tpot {
         self.add(&raw(&any_port, abi::tpot_rule_kind::TPOT_RULE_TRUST), None).map(drop)
     }
 
-    /// Intercepts connections of other hosts to these destinations, if they ask for a proxy, and gives them to a listening
-    /// socket of the same family, which must have IP_TRANSPARENT. Addresses of this machine are never intercepted. Returns the
-    /// index of the rule, for [`Tpot::pipeline`].
-    pub fn take(&self, to: &Destinations, listener: impl AsFd) -> io::Result<u32> {
-        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE), Some(listener.as_fd()))
+    /// Intercepts connections of other hosts to these destinations, and gives them to a listening socket of the same family,
+    /// which must have IP_TRANSPARENT. Addresses of this machine are never intercepted. Returns the index of the rule, for
+    /// [`Tpot::pipeline`].
+    pub fn take(&self, whose: TpotWhose, to: &Destinations, listener: impl AsFd) -> io::Result<u32> {
+        self.add(&raw(to, whose.kind()), Some(listener.as_fd()))
     }
 
     /// Leaves further SYNs to these destinations alone, or intercepts them again, after [`Tpot::take`] with the same ones.
-    pub fn leave(&self, to: &Destinations, leave: bool) -> io::Result<()> {
-        let taking = raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE);
+    pub fn leave(&self, whose: TpotWhose, to: &Destinations, leave: bool) -> io::Result<()> {
+        let taking = raw(to, whose.kind());
         let rules = self.rules.lock().expect("no panic under this lock");
         let is_it = |rule: &abi::tpot_rule| {
             let with_handshake = abi::tpot_rule { handshake: rule.handshake, ..taking };
@@ -421,8 +440,10 @@ impl Tpot {
     /// Returns how many more proxies may intercept a connection that was intercepted here, and the sequence number of the
     /// client's SYN; `None` if it was not.
     pub fn asked(&self, leg: &Tuple) -> Option<(u8, u32)> {
-        let value = self.map("tpot_tunnels").lookup(bytes_of(&leg.to_abi()), MapFlags::ANY).ok()??;
-        plain::<abi::tpot_tunnel>(&value).map(|tunnel| (tunnel.hops.saturating_sub(1), tunnel.isn))
+        let entry = |map| self.map(map).lookup(bytes_of(&leg.to_abi()), MapFlags::ANY).ok()?;
+        let in_tunnel = || plain::<abi::tpot_tunnel>(&entry("tpot_tunnels")?).map(|tunnel| (tunnel.hops, tunnel.isn));
+        let outside = || plain::<abi::tpot_syn>(&entry("tpot_syns")?).map(|syn| (syn.hops, syn.seq));
+        in_tunnel().or_else(outside).map(|(hops, isn)| (hops.saturating_sub(1), isn))
     }
 
     /// Returns whether the legs are in tunnels of different kinds. Large packets cannot be moved between the two: after a packet
@@ -709,6 +730,8 @@ unsafe impl Pod for abi::tpot_own {}
 unsafe impl Pod for abi::tpot_address {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tpot_tunnel {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_syn {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tpot_known {}
 // SAFETY: as above.

@@ -8,6 +8,8 @@ use std::{fmt::Debug, io, pin::Pin, sync::Mutex};
 pub(crate) struct Opened {
     /// How many more proxies may intercept the connection to the server, if the client has asked for that (TPOT).
     pub hops: Option<u8>,
+    /// Servers are shown the client's address instead of ours.
+    pub is_shown: bool,
     /// The connection to the client's destination, if it was opened on the client's SYN.
     pub early: Mutex<Option<Box<dyn EarlyConnection>>>,
     /// Holds back the first data of both hosts; see [`EndToEndListener::hold_first_data`](crate::EndToEndListener).

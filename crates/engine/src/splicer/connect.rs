@@ -7,7 +7,7 @@ use crate::{
     splicer::{Splicer, ticker},
 };
 use longsplice_datapath::{
-    Datapath, ExpectError, ExpectedLeg, Handshake, Tuple, acknowledge_with_data, headers, set_hops,
+    Datapath, ExpectError, ExpectedLeg, Handshake, Tuple, acknowledge_with_data, headers, set_hops, set_transparent,
 };
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -37,14 +37,17 @@ pub(crate) struct Behalf<'a> {
     pub syn: Option<&'a Handshake>,
     /// Our address; `None`: as configured, or as the kernel chooses.
     pub from: Option<IpAddr>,
+    /// The client's address, which the server is to see instead of ours.
+    pub shown: Option<IpAddr>,
 }
 
 impl Behalf<'_> {
     /// Prepares the record of the connection.
     fn expect(&self, d: &Datapath, leg: &Tuple) -> Result<ExpectedLeg, ExpectError> {
-        match (self.client, self.syn) {
-            (None, Some(syn)) => d.expect_for_syn(leg, syn),
-            (client, _) => d.expect(leg, client.map(Leg::tuple).as_ref()),
+        match (self.client, self.syn, self.shown) {
+            (None, Some(syn), shown) => d.expect_for_syn(leg, syn, shown.is_some()),
+            (client, _, None) => d.expect(leg, client.map(Leg::tuple).as_ref()),
+            (client, _, Some(_)) => d.expect_from_elsewhere(leg, client.map(Leg::tuple).as_ref()),
         }
     }
 }
@@ -55,12 +58,16 @@ impl Splicer {
     /// The MSS announced to the server is that of the client, so that the server's segments fit the client's
     /// path when they are forwarded whole (symmetric TCP splice, 5.4.4). If the connection was opened on the client's SYN
     /// ([`Listener::pipeline`](crate::Listener::pipeline)), it is that one. Errors are those of socket(2),
-    /// bind(2) and connect(2); [`io::ErrorKind::AddrNotAvailable`] also if no source port is free.
+    /// bind(2) and connect(2); [`io::ErrorKind::AddrNotAvailable`] also if no source port is free, and
+    /// [`io::ErrorKind::Unsupported`] if the server cannot be shown the client's address
+    /// ([`Listener::show_clients`](crate::Listener::show_clients)).
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
         if let Some(early) = client.early_to(server) {
             return early.connected().await;
         }
-        self.connect_for(server, Behalf { client: Some(client), hops: client.opened.hops, ..Behalf::default() }).await
+        let shown = client.opened.is_shown.then(|| client.source().ip());
+        let behalf = Behalf { client: Some(client), hops: client.opened.hops, shown, ..Behalf::default() };
+        self.connect_for(server, behalf).await
     }
 
     /// Connects to a server, like [`Splicer::connect`], on behalf of no client.
@@ -88,7 +95,11 @@ impl Splicer {
 
     async fn try_connect(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
         let client = behalf.client;
-        if let Some(why) = client.and_then(Leg::refusal) {
+        let refused = client.and_then(Leg::refusal);
+        if let Some(shown) = behalf.shown {
+            may_show(shown, server, refused.or(self.refusal()))?;
+        }
+        if let Some(why) = refused {
             return self.connect_untracked(server, behalf.from, Some(why)).await;
         }
         let ports = &self.engine().ports;
@@ -97,16 +108,24 @@ impl Splicer {
             return self.connect_untracked(server, behalf.from, None).await;
         };
         if usual.source.is_loopback() || usual.source == server.ip() {
+            if behalf.shown.is_some() {
+                return Err(not_shown("the server is this machine"));
+            }
             return self.connect_untracked(server, behalf.from, Some(Refusal::Loopback)).await;
         }
         let turn = ports.next_turn();
         for tries in 0..PORT_TRIES {
             let mut t = ports.candidate(turn, tries, server, usual.source);
-            behalf.from.iter().for_each(|from| t.local.set_ip(*from));
+            behalf.from.iter().chain(&behalf.shown).for_each(|from| t.local.set_ip(*from));
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
             self.engine().opened(&s);
             s.set_reuse_address(true)?; // ports are counted per server
-            behalf.hops.map_or(Ok(()), |hops| set_hops(&s, hops))?;
+            // The answer of a proxy that is asked would go to the client itself.
+            let hops = behalf.shown.map_or(behalf.hops, |_| Some(0));
+            hops.map_or(Ok(()), |hops| set_hops(&s, hops))?;
+            if let Some(shown) = behalf.shown {
+                set_transparent(&s, shown.is_ipv6())?;
+            }
             if client.is_some_and(|client| client.speaks_first) {
                 acknowledge_with_data(&s)?;
             }
@@ -128,6 +147,7 @@ impl Splicer {
             let (known, refusal) = match expected {
                 Ok(known) => (Some(known), None),
                 Err(ExpectError::Taken) => continue,
+                Err(_) if behalf.shown.is_some() => return Err(not_shown("the tables of the data path are full")),
                 Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };
             if let (Some(client), Some(generation)) = (client, known.and_then(|known| known.of_client)) {
@@ -182,11 +202,25 @@ impl Splicer {
     }
 }
 
+fn not_shown(why: &str) -> io::Error {
+    let why = format!("the server cannot be shown the client's address: {why}");
+    io::Error::new(io::ErrorKind::Unsupported, why)
+}
+
+/// Checks that the server's answers would be heard: they are for the client's address, and the data path has to know them.
+fn may_show(client: IpAddr, server: SocketAddr, refused: Option<Refusal>) -> io::Result<()> {
+    match refused {
+        _ if client.is_ipv4() != server.is_ipv4() => Err(not_shown("it is of the other family")),
+        Some(why) => Err(not_shown(&format!("the data path does not have the connection ({why})"))),
+        None => Ok(()),
+    }
+}
+
 /// Returns whether the kernel might announce a larger MSS than this one to the server.
 fn is_unusual(mss: u16, leg: &Tuple, usual: Usual, behalf: Behalf<'_>) -> bool {
     // The route may depend on another address, or on the mark. An `advmss` of the route may exceed its MTU: the data path
     // then tells the server of the client's, as it does of any other smaller MTU.
-    let is_known = leg.local.ip() == usual.source && behalf.hops.is_none();
+    let is_known = leg.local.ip() == usual.source && behalf.hops.is_none() && behalf.shown.is_none();
     let announced = usual.mtu.filter(|_| is_known).map(|mtu| mtu.saturating_sub(headers(leg)).max(LEAST_ANNOUNCED));
     announced.is_none_or(|announced| u32::from(mss) < announced)
 }

@@ -48,6 +48,8 @@ pub(crate) struct Pipeline {
     tpot: Arc<Tpot>,
     /// Clients are answered when their servers have answered.
     confirms: bool,
+    /// Servers see the client's address.
+    shows_clients: bool,
     allow: Allow,
     refused: Refused,
     /// Readable when `tpot` has heard of a client.
@@ -137,7 +139,7 @@ impl Pipeline {
     /// runtime, in which the listener accepts.
     pub fn begin(
         splicer: &Splicer,
-        (tpot, rule): (&Arc<Tpot>, u32),
+        (tpot, rule, shows_clients): (&Arc<Tpot>, u32, bool),
         handshake: TpotHandshake,
         allow: Allow,
         refused: Refused,
@@ -146,6 +148,7 @@ impl Pipeline {
             splicer: splicer.clone(),
             tpot: tpot.clone(),
             confirms: handshake == TpotHandshake::Confirm,
+            shows_clients,
             allow,
             refused,
             heard: register(tpot.askings()?, Interest::READABLE)?,
@@ -213,9 +216,10 @@ impl Pipeline {
         {
             waiting.remove(&oldest);
         }
+        let shown = self.shows_clients.then(|| client.remote.ip());
         let (splicer, held) = (self.splicer.clone(), self.confirms.then(|| (Arc::downgrade(self), syn, key)));
         let connecting = tokio::spawn(async move {
-            let behalf = Behalf { hops: Some(asking.hops), syn: Some(&syn), ..Behalf::default() };
+            let behalf = Behalf { hops: Some(asking.hops), syn: Some(&syn), shown, ..Behalf::default() };
             let connected = splicer.connect_for(client.local, behalf).await;
             let connected = connected.map(|leg| Unclaimed { splicer, leg: Some(leg) });
             match held.and_then(|(pipeline, syn, key)| Some((pipeline.upgrade()?, syn, key))) {

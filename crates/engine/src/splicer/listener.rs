@@ -9,7 +9,7 @@ use crate::{
     },
     sync::lock,
 };
-use longsplice_datapath::{Destinations, Tpot, TpotHandshake, accept, register, set_transparent};
+use longsplice_datapath::{Destinations, Tpot, TpotHandshake, TpotWhose, accept, register, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
@@ -80,10 +80,12 @@ pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
     has_listened: bool,
-    /// Where its connections are in tunnels, and the index of its rule there.
-    tpot: Option<(Arc<Tpot>, u32)>,
+    /// What intercepts its connections, whose they are, and the index of its rule there.
+    tpot: Option<(Arc<Tpot>, TpotWhose, u32)>,
     /// See [`Listener::pipeline`].
     pipeline: OnceLock<Arc<Pipeline>>,
+    /// See [`Listener::show_clients`].
+    shows_clients: bool,
     /// The local address of all its connections. `None`: each may have another one.
     local: Option<SocketAddr>,
     /// See [`Splicer::listen_for_a_while`].
@@ -117,6 +119,17 @@ impl Listener {
     /// Accepts the next connection like [`Listener::accept`], without registering its socket with the runtime ([`Leg::attend`]).
     #[doc(hidden)]
     pub async fn accept_idle(&self) -> io::Result<Leg> {
+        loop {
+            let leg = self.accept_next().await?;
+            if !self.is_deaf(&leg) {
+                return Ok(leg);
+            }
+            tracing::debug!(client = %leg.remote(), "reset: the data path had no room for an intercepted connection");
+            leg.reset();
+        }
+    }
+
+    async fn accept_next(&self) -> io::Result<Leg> {
         let next = async {
             self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
             self.listener.async_io(Interest::READABLE, |l| accept(l)).await
@@ -129,13 +142,21 @@ impl Listener {
         }
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
         let mut leg = Leg::idle(socket, remote, local, self.to_copy.then_some(Refusal::Policy));
-        if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, _)| tpot.asked(&leg.tuple())) {
+        leg.opened.is_shown = self.shows_clients;
+        if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, ..)| tpot.asked(&leg.tuple())) {
             leg.opened.hops = Some(hops);
             let early = pipeline.and_then(|pipeline| pipeline.take(&leg.tuple(), isn));
             leg.opened.early = early.map(|early| early as Box<dyn EarlyConnection>).into();
         }
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
+    }
+
+    /// Returns whether no segment of the host will find the leg's socket: the address is not ours, the connection is in no tunnel,
+    /// and the data path had no room for its record.
+    fn is_deaf(&self, leg: &Leg) -> bool {
+        let is_plain = self.tpot.as_ref().is_some_and(|(_, whose, _)| *whose == TpotWhose::All);
+        is_plain && self.splicer.datapath().is_none_or(|d| d.leg(&leg.tuple()).is_none())
     }
 
     /// Connects to the servers of clients on their SYN, before they have completed the handshake: [`Splicer::connect`] with an
@@ -146,17 +167,29 @@ impl Listener {
     ///
     /// Connections that no client completes within ten seconds are reset, as are the oldest ones of more than 1024, and all of
     /// them when the listener is dropped. Call it once, in the runtime that accepts, for a listener of
-    /// [`Splicer::listen_for_askers`]: otherwise it fails with [`io::ErrorKind::InvalidInput`]. Other errors are those of maps.
+    /// [`Splicer::intercept`]: otherwise it fails with [`io::ErrorKind::InvalidInput`]. Other errors are those of maps.
     pub fn pipeline(
         &self,
         handshake: TpotHandshake,
         allow: impl Fn(SocketAddr, SocketAddr) -> Option<Permit> + Send + Sync + 'static,
         refused: impl Fn(SocketAddr, SocketAddr, io::Error) + Send + Sync + 'static,
     ) -> io::Result<()> {
-        let (tpot, rule) = self.tpot.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
-        let of = (tpot, *rule);
+        let (tpot, _, rule) = self.tpot.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let of = (tpot, *rule, self.shows_clients);
         let pipeline = Pipeline::begin(&self.splicer, of, handshake, Box::new(allow), Box::new(refused))?;
         self.pipeline.set(pipeline).map_err(|_| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Lets servers see the address of the client instead of ours, with a port of ours. The server has to be of the client's
+    /// family, and what it sends to the client has to come through this machine. Call it before [`Listener::pipeline`]. Errors are
+    /// those of routing rules, which need CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path.
+    pub fn show_clients(&mut self) -> io::Result<()> {
+        if self.to_copy || self.splicer.datapath().is_none() {
+            return Err(no_data_path());
+        }
+        lock(self.splicer.handshakes()).route_transparent(self.local_addr()?.is_ipv6())?;
+        self.shows_clients = true;
+        Ok(())
     }
 
     /// Returns whether its connections are never spliced ([`Splicer::listen_to_copy`]).
@@ -200,13 +233,13 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|l| Listener { to_copy: false, _while: tracked, ..l })
     }
 
-    /// Listens for connections of other hosts to `to` that ask for a proxy ([`Tpot`]). The local address of an accepted leg
-    /// is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
+    /// Listens for connections of other hosts to `to`, of those that ask for a proxy or of all ([`Tpot`]). The local address of an
+    /// accepted leg is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
     /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
     /// room for another rule.
-    pub async fn listen_for_askers(&self, tpot: &Arc<Tpot>, to: &Destinations) -> io::Result<Listener> {
+    pub async fn intercept(&self, tpot: &Arc<Tpot>, whose: TpotWhose, to: &Destinations) -> io::Result<Listener> {
         if self.datapath().is_none() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this"));
+            return Err(no_data_path());
         }
         let v6 = to.net.is_ipv6();
         lock(self.handshakes()).route_transparent(v6)?;
@@ -215,9 +248,9 @@ impl Splicer {
         let bound = BoundSocket::bind((own, 0).into())?;
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
-        let rule = tpot.take(to, listener.listener.get_ref())?;
+        let rule = tpot.take(whose, to, listener.listener.get_ref())?;
         *lock(&self.engine().tunnels) = Arc::downgrade(tpot);
-        Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), rule)), local: None, ..listener })
+        Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), whose, rule)), local: None, ..listener })
     }
 
     /// Listens for connections that are never spliced. The connections to servers that are
@@ -228,8 +261,23 @@ impl Splicer {
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register(socket.into(), Interest::READABLE)?;
         let (splicer, pipeline) = (self.clone(), OnceLock::new());
-        Ok(Listener { splicer, to_copy: true, has_listened, tpot: None, pipeline, local, _while: None, listener })
+        let (to_copy, shows_clients) = (true, false);
+        Ok(Listener {
+            splicer,
+            to_copy,
+            has_listened,
+            tpot: None,
+            pipeline,
+            shows_clients,
+            local,
+            _while: None,
+            listener,
+        })
     }
+}
+
+fn no_data_path() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this")
 }
 
 /// Returns whether a listener's address is that of its connections, with scope.

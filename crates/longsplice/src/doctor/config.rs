@@ -46,7 +46,10 @@ fn sources(config: &Config) -> Vec<Check> {
 fn raw_sockets(config: &Config) -> Option<Check> {
     const NAME: &str = "raw sockets";
     let needs = |l: &&ListenerConfig| {
-        l.is_between_hosts() || l.intercepts || l.policy.hold && l.policy.when != SpliceWhen::Never
+        l.is_between_hosts()
+            || l.intercepts.is_some()
+            || l.shows_clients
+            || l.policy.hold && l.policy.when != SpliceWhen::Never
     };
     let first = config.listeners.iter().find(needs)?;
     let who = format!("the listener {} needs them", first.listen);

@@ -77,6 +77,12 @@ pub fn listeners(port: u16, more: &str) -> String {
     ["0.0.0.0", "[::]"].map(|any| listener("tpot", &format!("{any}:{port}"), more)).concat()
 }
 
+/// A listener for each family that takes the connections of all hosts. `more`: further keys of both.
+pub fn transparent(protocol: &str, port: u16, more: &str) -> String {
+    let more = format!("transparent = true\n{more}");
+    ["0.0.0.0", "[::]"].map(|any| listener(protocol, &format!("{any}:{port}"), &more)).concat()
+}
+
 pub fn stop(mut host: ChildGuard) -> String {
     host.signal(Signal::SIGTERM).unwrap();
     assert!(host.wait(PATIENCE).unwrap().success(), "{}", host.output());

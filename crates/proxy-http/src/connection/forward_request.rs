@@ -201,6 +201,7 @@ impl Row<'_> {
             }
             let target = lease.0.target.clone();
             if !tries.fresh
+                && !self.front.listener.shows_clients
                 && (routed.request.is_repeatable() || self.count > 1)
                 && let Some(stream) = lease.0.idle(&shared.splicer, &self.client.leg)
             {
@@ -341,6 +342,10 @@ impl Row<'_> {
         }
         tries.fresh = true;
         match (end, self.server.take()) {
+            // it shows the server this client's address
+            (End::Done { .. }, Some(Held { stream, lease: Some(_), .. })) if self.front.listener.shows_clients => {
+                stream.close(&shared.splicer);
+            }
             (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
                 lease.0.keep(stream, &shared.splicer, &shared.stop);
             }

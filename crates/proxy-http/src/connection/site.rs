@@ -41,9 +41,11 @@ impl Row<'_> {
     ) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let Asked { site, host, path, target } = self.asked(request, record)?;
         let here = self.client.leg.local();
-        let no_route = || (Fault::NoRoute("this host and path".into()), 404);
-        let (number, route) =
-            routes::find(&self.http.routes, host.as_ref(), path.as_deref().unwrap_or("/")).ok_or_else(no_route)?;
+        let found = routes::find(&self.http.routes, host.as_ref(), path.as_deref().unwrap_or("/"));
+        let Some((number, route)) = found else {
+            let wanted = self.front.listener.intercepts.map(|_| self.judge_intercepted(request, record));
+            return wanted.unwrap_or_else(|| Err((Fault::NoRoute("this host and path".into()), 404)));
+        };
         record.route = Some(format!("{number}:{}", route.pool));
         let lost = || (Fault::NoServer(route.pool.clone()), 503);
         let pool = self.of.pools.get(&route.pool).ok_or_else(lost)?;

@@ -34,7 +34,7 @@ impl Row<'_> {
             Form::Authority(_) | Form::Asterisk => return Err(None),
         };
         let intercepts = self.front.listener.intercepts;
-        let url = if intercepts { format!("{} {url}", self.client.leg.local()) } else { url };
+        let url = if intercepts.is_some() { format!("{} {url}", self.client.leg.local()) } else { url };
         let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
         let mut fetch = Box::new(Fetch {
             cache: cache.clone(),

@@ -10,6 +10,7 @@ use super::{
     fields::RawFields,
     filter::RawFilter,
     ftp::FtpOptions,
+    intercepting::Shown,
     login::{RawDestination, RawKeys, RawLogin},
     plug::parse_listen,
     pool::PoolConfig,
@@ -30,7 +31,7 @@ use crate::{
     target::Target,
     users::Users,
 };
-use longsplice_engine::{Policy, SpliceWhen, TpotHandshake};
+use longsplice_engine::{Policy, SpliceWhen, TpotHandshake, TpotWhose};
 use serde::{Deserialize, de::MapAccess};
 use std::{
     cell::{Cell, RefCell},
@@ -142,27 +143,29 @@ impl Keys for RawLog {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Listener {
-    protocol: Name,
-    inside: Option<Spanned<Inside>>,
-    listen: Spanned<Parsed<Listen>>,
-    target: Option<Spanned<Parsed<Target>>>,
+pub(super) struct Listener {
+    pub protocol: Name,
+    pub inside: Option<Spanned<Inside>>,
+    pub transparent: Option<Spanned<bool>>,
+    pub source: Option<Spanned<Shown>>,
+    pub listen: Spanned<Parsed<Listen>>,
+    pub target: Option<Spanned<Parsed<Target>>>,
     handshake: Option<Spanned<RawHandshake>>,
-    users: Option<Spanned<BTreeMap<String, String>>>,
-    users_file: Option<Spanned<PathBuf>>,
+    pub users: Option<Spanned<BTreeMap<String, String>>>,
+    pub users_file: Option<Spanned<PathBuf>>,
     commands: Option<Spanned<Many<Command>>>,
     bind: Option<Spanned<Table<Bind>>>,
     udp: Option<Spanned<Table<Udp>>>,
     via: Option<Spanned<String>>,
     forwarded: Option<Spanned<RawForwarded>>,
     strict_replies: Option<Spanned<bool>>,
-    port: Option<Spanned<NonZeroU16>>,
+    pub port: Option<Spanned<NonZeroU16>>,
     telnet: Option<Spanned<bool>>,
     login: Option<Spanned<RawLogin>>,
     #[serde(default)]
     destination: Tables<Spanned<RawDestination>>,
     #[serde(default)]
-    route: Tables<Spanned<RawRoute>>,
+    pub route: Tables<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<Spanned<PathBuf>>,
     filter: Option<Spanned<Table<RawFilter>>>,
@@ -179,7 +182,7 @@ struct Listener {
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-enum Name {
+pub(super) enum Name {
     Socks5,
     Http,
     Tls,
@@ -204,7 +207,7 @@ impl Name {
 /// What is read of intercepted connections.
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-enum Inside {
+pub(super) enum Inside {
     Bytes,
     Http,
     Tls,
@@ -319,7 +322,7 @@ impl Keys for Limits {
 }
 
 /// A listening address; it must be numeric.
-struct Listen(SocketAddr);
+pub(super) struct Listen(pub SocketAddr);
 
 impl FromStr for Listen {
     type Err = super::plug::ListenError;
@@ -411,7 +414,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
             source.warn(at, &format!("nothing leads to pool {name}: no route names it"));
         }
     }
-    let intercepts = config.listeners.iter().any(|l| l.intercepts);
+    let intercepts = config.listeners.iter().any(|l| l.intercepts == Some(TpotWhose::Askers));
     if let (Some(at), true) = (bypass, intercepts || tpot.is_some()) {
         return Err(source.wrong(at, "packets would bypass the tunnels of tpot: remove xdp and peer, or tpot"));
     }
@@ -424,8 +427,9 @@ impl SourceFile<'_> {
     fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {
         let span = spanned.span();
         let mut raw = spanned.into_inner();
-        let intercepts = self.inside(&mut raw)?;
-        let (of_plug, of_tpot) = self.handshake(&raw, intercepts)?;
+        let whose = self.intercepts(&mut raw)?;
+        let (of_plug, of_tpot) = self.handshake(&raw, whose)?;
+        let shows_clients = self.shows_clients(&raw, of_plug == PlugHandshake::EndToEnd)?;
         let handshake = raw.handshake.as_ref().map(Spanned::span);
         let listen = raw.listen.into_inner().0.0;
         let of_http = [
@@ -454,7 +458,7 @@ impl SourceFile<'_> {
             return Err(self.wrong(ftp.span(), "only FTP has this: remove the key, or use protocol = \"ftp\""));
         }
         let names_users = |r: &Spanned<RawRule>| r.get_ref().users.as_ref().map(Spanned::span);
-        if !raw.protocol.has_users(raw.route.0.is_empty() && !intercepts)
+        if !raw.protocol.has_users(raw.route.0.is_empty() && whose.is_none())
             && let Some(span) = raw.rules.0.iter().find_map(names_users)
         {
             return Err(self.wrong(span, "clients of this listener do not log in: remove the key"));
@@ -545,10 +549,14 @@ impl SourceFile<'_> {
                 let cure = "clients choose: write it as a [[listener.destination]], or use protocol = \"plug\"";
                 return Err(self.wrong(target.span(), cure));
             }
-            (Name::Plug, None) => {
-                return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
+            (Name::Plug, None) if whose.is_none() => {
+                return Err(
+                    self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\", or transparent = true")
+                );
             }
-            (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0, handshake: of_plug },
+            (Name::Plug, target) => {
+                Protocol::Plug { target: target.map(|target| target.into_inner().0), handshake: of_plug }
+            }
             (Name::Transparent, None) => Protocol::Transparent,
             (Name::Tpot, _) => Protocol::Tpot,
             (Name::Transparent, Some(target)) => {
@@ -560,10 +568,12 @@ impl SourceFile<'_> {
         };
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
-        listener.intercepts = intercepts;
+        listener.intercepts = whose;
+        listener.shows_clients = shows_clients;
         listener.handshake = of_tpot;
-        let rules = Rules::new(self.rules(raw.rules.0, listener.rules.guarded), listener.rules.guarded);
-        listener.rules = if intercepts { rules.for_intercepted() } else { rules };
+        let guarded = listener.rules.guarded || (whose.is_some() && listener.fixed_target().is_none());
+        let rules = Rules::new(self.rules(raw.rules.0, guarded), guarded);
+        listener.rules = if whose.is_some() { rules.for_intercepted() } else { rules };
         let RawPolicy { policy, says_when } = raw.policy.0;
         listener.policy = policy;
         // The conversation is over: what follows is not read.
@@ -582,7 +592,11 @@ impl SourceFile<'_> {
     }
 
     /// Returns the handshakes of a plug, and of intercepted connections.
-    fn handshake(&self, raw: &Listener, intercepts: bool) -> Result<(PlugHandshake, TpotHandshake), ConfigError> {
+    fn handshake(
+        &self,
+        raw: &Listener,
+        whose: Option<TpotWhose>,
+    ) -> Result<(PlugHandshake, TpotHandshake), ConfigError> {
         let Some(handshake) = &raw.handshake else { return Ok(Default::default()) };
         let (of_plug, of_tpot) = match handshake.get_ref() {
             RawHandshake::Proxy => (Some(PlugHandshake::Proxy), None),
@@ -594,20 +608,25 @@ impl SourceFile<'_> {
         let early = of_tpot.is_some_and(|handshake| handshake != TpotHandshake::Basic);
         let header = raw.proxy_protocol.as_ref().filter(|p| p.get_ref().is_received());
         let cure = match raw.protocol {
-            Name::Plug if of_plug.is_some() => return Ok((of_plug.unwrap_or_default(), TpotHandshake::Basic)),
-            Name::Plug => "a plug's handshake is \"proxy\" or \"end-to-end\"",
-            _ if !intercepts => {
+            Name::Plug if of_plug.is_some() && whose.is_none() => {
+                return Ok((of_plug.unwrap_or_default(), TpotHandshake::Basic));
+            }
+            Name::Plug if whose.is_none() => "a plug's handshake is \"proxy\" or \"end-to-end\"",
+            _ if whose.is_none() => {
                 "only plugs and intercepted connections know the server before the client's SYN: remove the key, \
                  or use protocol = \"plug\" or \"tpot\""
             }
             _ if of_tpot.is_none() => {
                 "the handshake of intercepted connections is \"basic\", \"pipelined\" or \"confirm\""
             }
-            Name::Tpot if early && header.is_some() => {
+            Name::Plug if early && raw.target.is_some() => {
+                "only the server that the client wants is connected to on its SYN: remove `target`, or the handshake"
+            }
+            Name::Tpot | Name::Plug if early && header.is_some() => {
                 "the server is connected to before the client's PROXY header is read: remove `from`, or use \
                  handshake = \"basic\""
             }
-            Name::Tpot => return Ok((PlugHandshake::default(), of_tpot.unwrap_or_default())),
+            Name::Tpot | Name::Plug => return Ok((PlugHandshake::default(), of_tpot.unwrap_or_default())),
             _ if early => {
                 "the rules need what the client sends after its handshake: remove the key, or use inside = \"bytes\""
             }
@@ -648,30 +667,6 @@ impl SourceFile<'_> {
             rules.push(rule);
         }
         rules
-    }
-
-    /// Returns whether the listener intercepts connections, and sets the protocol that is read inside of them.
-    fn inside(&self, raw: &mut Listener) -> Result<bool, ConfigError> {
-        let inside = raw.inside.as_ref();
-        if raw.protocol != Name::Tpot {
-            let only = "only intercepted connections have this: remove the key, or use protocol = \"tpot\"";
-            return inside.map_or(Ok(false), |inside| Err(self.wrong(inside.span(), only)));
-        }
-        raw.protocol = match inside.map(Spanned::get_ref) {
-            None | Some(Inside::Bytes) => Name::Tpot,
-            Some(Inside::Http) => Name::Http,
-            Some(Inside::Tls) => Name::Tls,
-        };
-        let destination = raw.route.0.first().map(Spanned::span).or(raw.target.as_ref().map(Spanned::span));
-        if let Some(span) = destination.or(raw.port.as_ref().map(Spanned::span)) {
-            return Err(self.wrong(span, "intercepted connections go where their clients want: remove this"));
-        }
-        if let Some(users) = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span)) {
-            let cure =
-                "clients of intercepted connections cannot authenticate, as they know of no proxy: remove the users";
-            return Err(self.wrong(users, cure));
-        }
-        Ok(true)
     }
 
     fn http(

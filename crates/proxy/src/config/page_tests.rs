@@ -24,7 +24,18 @@ const TABLES: [(&str, &[&str]); 25] = [
     ("log.unknown = 1", &["Log"]),
     (
         "[[listener]]\nunknown = 1",
-        &["Listeners", "SOCKS", "HTTP", "TLS", "FTP", "Login gateway", "Plugs", "Handshakes end to end", "Translucent"],
+        &[
+            "Listeners",
+            "SOCKS",
+            "HTTP",
+            "TLS",
+            "FTP",
+            "Login gateway",
+            "Plugs",
+            "Handshakes end to end",
+            "Translucent",
+            "Routed connections",
+        ],
     ),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
     ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
@@ -50,11 +61,12 @@ const TABLES: [(&str, &[&str]); 25] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 17] = [
+const WORDS: [(&str, &str, &[&str]); 18] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
     ("[[listener]]\ninside = \"unknown\"", "inside", &["Translucent"]),
+    ("[[listener]]\nsource = \"unknown\"", "source", &["Routed connections"]),
     ("[[listener]]\nforwarded = \"unknown\"", "forwarded", &["HTTP"]),
     ("[[listener]]\nhandshake = \"unknown\"", "handshake", &["Plugs", "Translucent"]),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", &["Rules"]),

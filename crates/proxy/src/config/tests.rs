@@ -8,7 +8,7 @@ use crate::{
     commands::{Command, Replies},
     routes::Paths,
 };
-use longsplice_engine::{OpenOptions, PathRule, SpliceWhen, TpotUdp};
+use longsplice_engine::{OpenOptions, PathRule, SpliceWhen, TpotHandshake, TpotUdp, TpotWhose};
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
 pub(super) fn read(text: &str) -> Result<Config, ConfigError> {
@@ -99,7 +99,7 @@ fn whole_file() {
     assert_eq!(format!("{users:?}"), r#"{"ann", "bob b"}"#);
     assert_eq!(
         plug.protocol,
-        Protocol::Plug { target: "example.org:80".parse().unwrap(), handshake: PlugHandshake::Proxy }
+        Protocol::Plug { target: Some("example.org:80".parse().unwrap()), handshake: PlugHandshake::Proxy }
     );
     assert_eq!((socks.rules.guarded, plug.rules.guarded), (true, false));
     let [allow, deny] = socks.rules.list() else { panic!() };
@@ -231,7 +231,10 @@ fn values_that_do_not_go_together() {
     for (inside, name) in [("bytes", "tpot"), ("http", "http"), ("tls", "tls")] {
         let c = Config::from_toml(&format!("{tpot}inside = \"{inside}\""), Path::new("f")).unwrap();
         let listener = &c.listeners[0];
-        assert_eq!((listener.protocol.name(), listener.intercepts, listener.rules.guarded), (name, true, true));
+        assert_eq!(
+            (listener.protocol.name(), listener.intercepts, listener.rules.guarded),
+            (name, Some(TpotWhose::Askers), true)
+        );
     }
     for (word, handshake) in
         [("basic", TpotHandshake::Basic), ("pipelined", TpotHandshake::Pipelined), ("confirm", TpotHandshake::Confirm)]

@@ -133,9 +133,13 @@ async fn handshake(
         Protocol::Login(login) => {
             return Box::pin(login::handshake(shared, listener, login, (client, buffer), record)).await.map(Some);
         }
-        Protocol::Plug { target, .. } => target.clone(),
+        Protocol::Plug { target: Some(target), .. } => target.clone(),
         // The address that the client wants. HTTP, FTP and transparent connections are served elsewhere.
-        Protocol::Tpot | Protocol::Http(_) | Protocol::Ftp(_) | Protocol::Transparent => client.local().into(),
+        Protocol::Plug { target: None, .. }
+        | Protocol::Tpot
+        | Protocol::Http(_)
+        | Protocol::Ftp(_)
+        | Protocol::Transparent => client.local().into(),
     };
     record.target = Some(target.to_string());
     let subject = Subject::by(client.source().ip());

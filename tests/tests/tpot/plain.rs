@@ -1,0 +1,136 @@
+//! Single packets of hosts that do not ask, past a transparent listener: what it takes, and what is routed on.
+
+use super::packets::{Host, NEXT, PORT, SYN_ACK, USUAL, packet};
+use longsplice_datapath::{Destinations, TpotOptions, TpotWhose, set_transparent};
+use longsplice_lab::{Family, topology::SERVER_SECOND};
+use longsplice_tests::packet::{Packet, flag};
+use nix::libc;
+use socket2::{Domain, Socket, Type};
+use std::net::{SocketAddr, TcpListener};
+use test_case::test_case;
+
+/// Mark of a packet that goes to our sockets (MARK_TAKEN).
+const TAKEN: u32 = 0x6c73_7074;
+
+/// The programs at a proxy with a listener for everything, and a client beyond it.
+struct Edge {
+    host: Host,
+    client: SocketAddr,
+    listener: Option<TcpListener>,
+}
+
+impl Edge {
+    fn new(family: Family) -> Edge {
+        let host = Host::with(family, &TpotOptions::default());
+        let us = host.client.ip();
+        let listener = host.lab.client.run(|| TcpListener::bind(SocketAddr::new(us, 0))).expect("a listener");
+        let everywhere = Destinations { net: us, prefix: 0, ports: 1..=u16::MAX };
+        host.tpot.take(TpotWhose::All, &everywhere, &listener).expect("a rule");
+        let client = SocketAddr::new(host.proxy, 4000);
+        Edge { host, client, listener: Some(listener) }
+    }
+
+    fn syn(&self) -> Packet {
+        Packet { seq: 1000, flags: flag::SYN, options: USUAL.to_vec(), ..packet(self.client, self.host.server) }
+    }
+
+    /// Our listener's answer to it.
+    fn answer(&self) -> Packet {
+        let answer = Packet { seq: 5000, ack: 1001, flags: SYN_ACK, options: USUAL.to_vec(), ..self.back() };
+        assert_eq!(self.host.run(true, &answer.frame()), (NEXT, 0, answer.frame()), "it leaves unchanged");
+        answer
+    }
+
+    fn back(&self) -> Packet {
+        packet(self.host.server, self.client)
+    }
+
+    /// Whether the packet, which is never changed, goes to our sockets.
+    fn takes(&self, p: &Packet) -> bool {
+        let (code, mark, out) = self.host.run(false, &p.frame());
+        assert_eq!((code, out), (NEXT, p.frame()), "{p:?}");
+        assert!([0, TAKEN].contains(&mark), "{mark:x}");
+        mark == TAKEN
+    }
+
+    fn verdict(&self, name: &str) -> u64 {
+        self.host.tpot.verdict(name)
+    }
+}
+
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn only_what_fits_the_handshake_is_taken(family: Family) {
+    let edge = Edge::new(family);
+    let ack = Packet { seq: 1001, ack: 5001, flags: flag::ACK, ..packet(edge.client, edge.host.server) };
+    let data = Packet { payload: vec![7; 100], ..ack.clone() };
+    let reset = Packet { flags: flag::RST, ack: 0, ..ack.clone() };
+    assert!(!edge.takes(&ack), "of a connection that is older");
+    assert!(edge.takes(&edge.syn()));
+    for of_another in [ack.clone(), data.clone(), Packet { seq: 7, ..reset.clone() }] {
+        assert!(!edge.takes(&of_another), "before our answer: {of_another:?}");
+    }
+    edge.answer();
+    for of_another in
+        [Packet { ack: 5002, ..ack.clone() }, Packet { ack: 77, ..data.clone() }, Packet { seq: 7, ..reset.clone() }]
+    {
+        assert!(!edge.takes(&of_another), "of the connection that a forged SYN is about: {of_another:?}");
+    }
+    assert!(edge.takes(&reset), "of a client that does not want our answer");
+    for of_client in [edge.syn(), ack, Packet { ack: 6000, ..data }] {
+        assert!(edge.takes(&of_client), "{of_client:?}");
+    }
+    assert_eq!((edge.verdict("intercepted-plain"), edge.verdict("unserved")), (2, 0));
+}
+
+/// SYNs to this machine and of this machine, also in a client's name, and those of ports that no rule is about.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn what_concerns_this_machine_is_left_alone(family: Family) {
+    let edge = Edge::new(family);
+    let Host { client: us, server, .. } = edge.host;
+    let syn = |from, to| Packet { from, to, ..edge.syn() };
+    assert!(!edge.takes(&syn(edge.client, us)) && !edge.takes(&syn(us, server)));
+    assert_eq!(edge.verdict("left"), 2);
+    // a connection of ours to the server that shows it the client's address, whose SYN comes back
+    let own = edge.host.lab.client.run(|| {
+        let socket = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
+        set_transparent(&socket, server.is_ipv6())?;
+        socket.bind(&edge.client.into())?;
+        assert_eq!(socket.connect(&server.into()).expect_err("it waits").raw_os_error(), Some(libc::EINPROGRESS));
+        Ok::<_, std::io::Error>(socket)
+    });
+    let own = own.expect("a socket");
+    assert!(
+        !edge.host.lab.client.run(|| edge.takes(&syn(edge.client, server))),
+        "the sockets are those of the namespace"
+    );
+    assert_eq!(edge.verdict("left"), 3);
+    drop(own);
+    let zero = SocketAddr::new(SERVER_SECOND.ip(family), 0);
+    assert!(!edge.takes(&syn(edge.client, zero)));
+    assert!(edge.takes(&syn(edge.client, SocketAddr::new(SERVER_SECOND.ip(family), PORT))));
+}
+
+/// A process that is gone, or leaves SYNs alone: they are routed.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn without_a_listener_everything_is_routed(family: Family) {
+    let mut edge = Edge::new(family);
+    let everywhere = Destinations { net: edge.host.client.ip(), prefix: 0, ports: 1..=u16::MAX };
+    let leave = |edge: &Edge, leave| edge.host.tpot.leave(TpotWhose::All, &everywhere, leave).expect("a rule");
+    assert!(edge.takes(&edge.syn()));
+    leave(&edge, true);
+    assert!(!edge.takes(&edge.syn()), "at a limit");
+    leave(&edge, false);
+    assert!(edge.takes(&edge.syn()));
+    edge.answer();
+    drop(edge.listener.take());
+    assert!(!edge.takes(&edge.syn()));
+    let ack = Packet { seq: 1001, ack: 5001, flags: flag::ACK, ..packet(edge.client, edge.host.server) };
+    assert!(!edge.takes(&ack), "the server's answer has another number, and this is not for us any more");
+    assert_eq!(edge.verdict("unserved"), 1);
+}
