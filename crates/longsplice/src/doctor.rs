@@ -6,6 +6,7 @@
 mod attach;
 mod config;
 mod facts;
+mod routed;
 
 use crate::{Outcome, args::DoctorArgs};
 pub use config::memory_limit;

@@ -341,7 +341,7 @@ impl ListenerConfig {
     }
 
     /// Returns whether it has a listening socket.
-    pub(crate) fn binds(&self) -> bool {
+    pub fn binds(&self) -> bool {
         self.protocol.traits().binds && self.intercepts.is_none()
     }
 
@@ -359,7 +359,7 @@ impl ListenerConfig {
     }
 
     /// Returns the target of all clients, if there is just one.
-    pub(crate) fn fixed_target(&self) -> Option<&Target> {
+    pub fn fixed_target(&self) -> Option<&Target> {
         match &self.protocol {
             Protocol::Plug { target, .. } => target.as_ref(),
             Protocol::Ftp(ftp) => ftp.target.as_ref(),

@@ -1,6 +1,6 @@
 //! Checks of a configuration file on this machine: what would end the start of `longsplice run --config`, or keep it from splicing.
 
-use super::{Check, CheckResult, facts};
+use super::{Check, CheckResult, facts, routed};
 use longsplice_datapath::has_raw_sockets;
 use longsplice_engine::SpliceWhen;
 use longsplice_proxy::{Config, ListenerConfig};
@@ -18,6 +18,7 @@ pub fn all(file: &Path) -> Vec<Check> {
     checks.extend([devices(&config), facts::source_ports_of(&config.engine.source_ports)]);
     checks.extend(sources(&config));
     checks.extend(raw_sockets(&config));
+    checks.extend(routed::all(&config));
     checks.push(memory(&config));
     checks
 }
