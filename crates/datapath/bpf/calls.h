@@ -279,15 +279,16 @@ static __noinline int decided(const struct tuple *t)
 	return 0;
 }
 
-/* Set or clear PATH_TRACE. */
-static __always_inline void set_trace(const struct path_args *args)
+/* Set or clear a flag of the entry. */
+static __always_inline void set_flag(const struct path_args *args)
 {
+	__u64 flag = (__u64)(args->op == PATH_OP_DEAD ? PATH_DEAD : PATH_TRACE) << 48;
 	struct path *p = find_path(&args->key);
 
-	if (p && args->op == PATH_OP_TRACED)
-		__sync_fetch_and_or(&p->word.all, (__u64)PATH_TRACE << 48);
+	if (p && args->op == PATH_OP_UNTRACED)
+		__sync_fetch_and_and(&p->word.all, ~flag);
 	else if (p)
-		__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_TRACE << 48));
+		__sync_fetch_and_or(&p->word.all, flag);
 }
 
 /* Change the next hop of an entry from p_other.via to p.p.via. Returns path_args.result. */
@@ -443,8 +444,8 @@ int path_entry(struct path_args *ctx)
 		goto out;
 	if (args.op == PATH_OP_UNTAP)
 		untap(&args.key);
-	else if (args.op == PATH_OP_TRACED || args.op == PATH_OP_UNTRACED)
-		set_trace(&args);
+	else if (args.op == PATH_OP_TRACED || args.op == PATH_OP_UNTRACED || args.op == PATH_OP_DEAD)
+		set_flag(&args);
 	else if (args.op == PATH_OP_UNSEEN)
 		mistrust(&args.key);
 	else if (args.op == PATH_OP_ADD)

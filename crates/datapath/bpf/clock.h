@@ -20,6 +20,22 @@ INLINE int is_news(const struct leg *l, const struct seg *s)
 	return l->tsval_in - s->tsval > 1 << 24 && (after(s->ack, l->ack_in) || after(s->seq + s->len, l->max_in));
 }
 
+/* Is the segment a duplicate from the host's last connection from this port? Its numbers may be in the window, if that connection
+ * was faster than the clock of initial numbers (RFC 9293, 3.4.1), but its TSval is older than the SYN's. The receiver discards it
+ * (PAWS; RFC 7323, 5.3). A larger step back is that of a clock which may have gone half round, as in is_news(). */
+INLINE int is_from_earlier(const struct leg *l, const struct seg *s)
+{
+	return s->has_ts && !s->again && (l->flags & (LEG_TS | LEG_UNHEARD)) == LEG_TS && l->floor_in - s->tsval - 1 < 1 << 24;
+}
+
+/* Let floor_in follow an acceptable TSval, an eighth of a round behind, so that both can be compared. No receiver is stricter:
+ * each has got a segment in order with that TSval, or a later one. Before LEG_UNHEARD is cleared. */
+INLINE void follow_floor(struct leg *l, __u32 tsval)
+{
+	if (l->flags & LEG_UNHEARD || tsval - l->floor_in - (1u << 30) < 1u << 30)
+		l->floor_in = tsval - (1u << 29);
+}
+
 /* How long the host was silent, ns. `seen` may be slightly later than `now`, if another processor has set it. */
 INLINE __u64 silent_for(const struct leg *l, __u64 now)
 {
@@ -49,6 +65,13 @@ INLINE int is_unheard(const struct leg *l, __u64 now)
 	return silent_for(l, now) >= ((__u64)1 << 31) * NS_PER_MS / (l->flags & LEG_FAST_CLOCK ? 1000 : 1);
 }
 
+/* Note that TSvals cannot be compared with earlier ones, if that is so. Before anything is decided by them. */
+INLINE void note_unheard(struct leg *l, const struct seg *s, __u64 now)
+{
+	if (s->has_ts && is_unheard(l, now))
+		__sync_fetch_and_or(&l->flags, LEG_UNHEARD);
+}
+
 /* Record the time of the host's latest TSval, and whether its clock is a fast one. Most clocks tick every millisecond, and
  * those of Linux's tcp_usec_ts a thousand times as often. A clock mistaken for a fast one only has to be heard more often
  * (lost_clock()). */
@@ -56,8 +79,6 @@ INLINE void heard(struct leg *l, const struct seg *s, __u64 now)
 {
 	__u32 ms = silent_for(l, now) / NS_PER_MS;
 
-	if (s->has_ts && is_unheard(l, now))
-		__sync_fetch_and_or(&l->flags, LEG_UNHEARD);
 	if (s->has_ts && !is_news(l, s)) /* another segment with a later TSval has overtaken this one */
 		return;
 	if (s->has_ts && !(l->flags & LEG_FAST_CLOCK) && s->tsval - l->tsval_in > (ms + 64) * 4) /* 64: for varying delays */

@@ -100,7 +100,7 @@ struct leg {
 	__u8 phase_in, phase_out;   /* enum phase of the direction from the host / to the host */
 	__u8 wscale_in, wscale_out; /* window scale (shift) announced by the host / by us */
 	__u16 mss_in, mss_out;      /* announced by the host / by us, bytes */
-	__u32 irs, iss;             /* initial sequence number of the host / our own */
+	__u32 iss;                  /* our initial sequence number; the host's is irs() */
 	/* received from the host */
 	__u32 max_in;    /* highest sequence end ever passed up or forwarded */
 	__u32 bound_in;  /* bound of the direction from the host */
@@ -108,6 +108,7 @@ struct leg {
 	__u32 ack_in;    /* highest acknowledgement (out space) */
 	__u32 edge_in;   /* right edge of the host's window (out space) */
 	__u32 tsval_in;  /* latest TSval */
+	__u32 floor_in;  /* no segment of this connection has an older TSval: that of the SYN, or far behind the latest */
 	/* sent to the host */
 	__u32 max_out;   /* highest sequence end sent, by the socket or by the data path */
 	__u32 local_out; /* highest sequence end sent by the local socket */
@@ -431,6 +432,7 @@ enum path_op {
 	PATH_OP_TRACED = 15,   /* set PATH_TRACE */
 	PATH_OP_UNTRACED = 16, /* clear PATH_TRACE */
 	PATH_OP_DECIDED = 17, /* clear LEG_WAITS of the records of `key` and `other` */
+	PATH_OP_DEAD = 18,    /* set PATH_DEAD: what the host still sends is answered with a reset */
 };
 
 /* The argument of path_entry(): user space's access to one path entry. */
@@ -540,6 +542,7 @@ enum verdict {
 	V_HELD,             /* held in user space until the drain is over (hold policy) */
 	V_OUT_OF_WINDOW,    /* sequence number not acceptable */
 	V_BAD_ACK,          /* acknowledgement not acceptable */
+	V_OLD_TIMESTAMP,    /* older timestamp than the SYN's: a duplicate from the host's last connection (PAWS) */
 	V_BAD_RST,          /* RST outside of the window, or after the end of the flow */
 	V_SYN,              /* SYN on a live flow */
 	V_CHALLENGE,        /* answered with a challenge ACK */

@@ -60,7 +60,7 @@ static __always_inline int may_freeze(const struct leg *l, const struct half *h,
 	if ((l->flags & o->flags & LEG_FIN_IN) || keeps_end(l, h, other))
 		return SWITCH_CLOSING;
 	/* more read or acknowledged than arrived, or less written than sent: the socket got segments unseen */
-	if (l->max_in - l->irs - 1 - h->consumed > FAR || after(l->ack_local, l->max_in) || before(out, l->local_out))
+	if (l->max_in - irs(l) - 1 - h->consumed > FAR || after(l->ack_local, l->max_in) || before(out, l->local_out))
 		return SWITCH_MISMATCH;
 	if (has_gaps(l, h))
 		return SWITCH_BUSY;
@@ -105,7 +105,7 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	r = may_freeze(a, &g->a, b, &g->b, out_a);
 	if (!r) {
 		g->a.pending = freeze_in(a, &g->a, out_b, &to_b, g->hold);
-		g->a.start = a->bound_in - a->irs - 1;
+		g->a.start = a->bound_in - irs(a) - 1;
 		g->a.seq = a->bound_in;
 		g->a.fin = !!(a->flags & LEG_FIN_IN);
 		ts = a->tsval_in;
@@ -119,7 +119,7 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	if (!r) {
 		done = freeze_out(b, to_b, ts);
 		g->b.pending = freeze_in(b, &g->b, out_a, &to_a, g->hold);
-		g->b.start = b->bound_in - b->irs - 1;
+		g->b.start = b->bound_in - irs(b) - 1;
 		g->b.seq = b->bound_in;
 		g->b.fin = !!(b->flags & LEG_FIN_IN);
 		ts = b->tsval_in;
@@ -405,7 +405,7 @@ static __always_inline void read_positions(struct half *h, __u64 *end, __u64 *or
 {
 	bpf_spin_lock(&l->lock);
 	h->phase_in = l->phase_in;
-	h->start = l->bound_in - l->irs - 1;
+	h->start = l->bound_in - irs(l) - 1;
 	h->flags = l->flags;
 	*end = l->in64;
 	*origin = l->in64 - l->max_in;

@@ -65,6 +65,20 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	return 1;
 }
 
+/* Plan a challenge ACK to the leg's host by the numbers of its record. */
+INLINE void challenge_by_record(const struct leg *l, struct edit *e)
+{
+	e->seq = pure_ack_seq(l, 1);
+	e->ack = l->ack_out;
+	e->win = window_field(l->win_out, l->wscale_out);
+	e->urg = 0;
+	e->flags = TH_ACK;
+	e->keep = e->stamp = 0;
+	e->strip_ts = e->strip_sack = e->strip_ecn = 1;
+	if (l->flags & LEG_TS)
+		stamp(e, l->tsval_out, l->tsval_in);
+}
+
 /* The rest of unproven_reset(), for the leg where the copy leaves. The other host would ignore an RST outside of its window, and
  * after forwarding mode its edge is not known (edge_in is an upper limit then). Old hosts accept any RST within. So unless the
  * RST is in order for it, a keep-alive (RFC 9293, 3.8.4) takes its place, and the host answers that. */

@@ -65,6 +65,38 @@ static __always_inline int as_it_came(void)
 	return TCX_NEXT;
 }
 
+/* Send the planned answer, a segment without payload, to the sender of the packet that it is made of. */
+__noinline int answer(struct __sk_buff *skb, __u32 verdict)
+{
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (question(skb) || bpf_skb_load_bytes(skb, 0, sc->mac, 12))
+		return drop(V_REWRITE_FAILED);
+	sc->other = sc->t;
+	sc->ttl = 64 + 1; /* emit_forward() takes one off */
+	sc->ifindex = skb->ifindex;
+	__builtin_memcpy(sc->hop, sc->mac + 6, 6);
+	__builtin_memcpy(sc->hop + 6, sc->mac, 6);
+	count(verdict);
+	return emit_forward(skb, 0);
+}
+
+/* Answer a SYN in a switch with a challenge ACK (RFC 5961, 4.2). If its host has forgotten the connection, it answers with a
+ * reset, which ends the flow, and the next SYN begins anew. The socket may be muted, or gone with its process, but the record has
+ * the numbers. */
+static __always_inline int challenge_here(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
+{
+	count(V_SYN);
+	if (!may_answer(&sc->t, ANSWER_CHALLENGE))
+		return drop(V_CHALLENGE_LIMITED);
+	bpf_spin_lock(&l->lock);
+	challenge_by_record(l, &sc->p.f);
+	bpf_spin_unlock(&l->lock);
+	return answer(skb, V_CHALLENGE);
+}
+
 /* A SYN or RST outside of forwarding mode. */
 __noinline int slow_special(struct __sk_buff *skb)
 {
@@ -105,7 +137,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (sc->end_to_end && sc->s.flags & TH_SYN && !has_socket(skb, sc))
 		return drop(V_HANDSHAKE_LOST);
 	if (sc->s.flags & TH_SYN && !in_control(l))
-		return drop(V_SYN);
+		return challenge_here(skb, sc, l);
 	if (!(sc->s.flags & TH_RST)) {
 		p->l.keep = sc->s.len;
 		p->l.flags = sc->s.flags;
@@ -169,7 +201,7 @@ static __always_inline int admit_opening(struct __sk_buff *skb, struct scratch *
 		return TCX_DROP;
 	}
 	/* Nor has one whose client has not answered it, but it may reset that. The answer may be forged, like the SYN. */
-	if (sc->transparent && is_opening(l) && (sc->s.flags & TH_RST ? sc->s.seq != l->irs + 1 : is_ordinary(sc)))
+	if (sc->transparent && is_opening(l) && (sc->s.flags & TH_RST ? sc->s.seq != irs(l) + 1 : is_ordinary(sc)))
 		return pass_by(skb, sc);
 	return ADMITTED;
 }
@@ -270,7 +302,7 @@ static __always_inline int send_planned(struct __sk_buff *skb, struct scratch *s
  *
  * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()), and in a switch, too, if
  * it may hold data that came before (host_reset()). A SYN goes to the socket
- * in control mode, and is dropped in any other phase. A FIN is treated as data. */
+ * in control mode, and is challenged in any other phase. A FIN is treated as data. */
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -300,6 +332,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	r = admit_paired(sc, l, &o, &woken);
 	if (r != ADMITTED)
 		return r;
+	note_unheard(l, &sc->s, bpf_ktime_get_coarse_ns());
 	sc->s.socket_known = 0;
 	if (may_be_behind(l))
 		ask_socket(skb);
@@ -374,17 +407,7 @@ static __always_inline int reset_again(struct __sk_buff *skb, struct scratch *sc
 {
 	int refused = path_reset_again(&sc->s, &sc->p.f);
 
-	if (refused)
-		return drop(refused);
-	if (question(skb) || bpf_skb_load_bytes(skb, 0, sc->mac, 12))
-		return drop(V_REWRITE_FAILED);
-	sc->other = sc->t;
-	sc->ttl = 64 + 1; /* emit_forward() takes one off */
-	sc->ifindex = skb->ifindex;
-	__builtin_memcpy(sc->hop, sc->mac + 6, 6);
-	__builtin_memcpy(sc->hop + 6, sc->mac, 6);
-	count(V_RESET_AGAIN);
-	return emit_forward(skb, 0);
+	return refused ? drop(refused) : answer(skb, V_RESET_AGAIN);
 }
 
 /* A SYN on a spliced flow. */
@@ -401,7 +424,7 @@ static __always_inline int fast_syn(struct __sk_buff *skb, struct scratch *sc, c
 static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-	__u32 via = path_index(p), rst = sc->s.flags & TH_RST, refused;
+	__u32 via = path_index(p), rst = sc->s.flags & TH_RST, refused, gap;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 	struct leg *l = NULL;
 	struct path *rev;
@@ -430,8 +453,14 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		return drop(refused);
 	if (!tcp_sum_right(skb))
 		return drop(V_BAD_CHECKSUM);
-	if (w.flags & PATH_TRIGGER || rst)
+	gap = path_leaves_gap(w, &sc->s);
+	if (w.flags & PATH_TRIGGER || rst || gap)
 		l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (gap) {
+		parse_options(skb);
+		if (path_is_from_earlier(l, &sc->s, bpf_ktime_get_coarse_ns()))
+			return drop(V_OLD_TIMESTAMP);
+	}
 	if ((!(sc->s.flags & (TH_SYN | TH_RST)) && path_is_beyond(w, l, &sc->s)) || path_reset_waits(rev, w, l, &sc->s)) {
 		stop_path(p);
 		return RETRY;

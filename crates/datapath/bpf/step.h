@@ -168,6 +168,19 @@ INLINE __u32 path_refuses(const struct path *p, union path_word w, const struct 
 	return path_takes_ack(p, rev, s) ? 0 : V_BAD_ACK;
 }
 
+/* Does the segment bring data beyond a gap? Such a one may be a duplicate from earlier. */
+INLINE int path_leaves_gap(union path_word w, const struct seg *s)
+{
+	return after(s->seq + s->len + !!(s->flags & TH_FIN), w.end) && s->seq != w.end && !(s->flags & (TH_SYN | TH_RST));
+}
+
+/* Is it one (is_from_earlier())? Path entries have no room for TSvals, so this is decided by those before the commit: the ones of
+ * the host's last connection from this port are older. l: the leg's record, or NULL. now: ns, CLOCK_MONOTONIC. */
+INLINE int path_is_from_earlier(const struct leg *l, const struct seg *s, __u64 now)
+{
+	return l && !is_unheard(l, now) && is_from_earlier(l, s);
+}
+
 /* Is a FIN that ends at `end` genuine? It must have the highest number of all, and one that the receiver has not acknowledged as
  * data. */
 INLINE int path_takes_fin(union path_word w, const struct path *rev, __u32 end)

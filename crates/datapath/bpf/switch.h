@@ -19,6 +19,12 @@
 #include "ecn.h"
 #include "segment.h"
 
+/* The host's initial sequence number: in64 counts the bytes from there to max_in. */
+INLINE __u32 irs(const struct leg *l)
+{
+	return l->max_in - (__u32)l->in64 - 1;
+}
+
 /* Raise max_in to `end`, if that is higher. */
 INLINE void advance_in(struct leg *l, __u32 end)
 {
@@ -69,6 +75,8 @@ INLINE __u32 refuses(const struct leg *l, const struct seg *s)
 		return V_NO_ACK;
 	if (after(s->seq, l->edge_out) || (__s32)(l->ack_out - end) > (__s32)(65535 << l->wscale_out) + 1)
 		return V_OUT_OF_WINDOW;
+	if (is_from_earlier(l, s))
+		return V_OLD_TIMESTAMP;
 	if (after(s->ack, l->max_out) || (!s->again && (__s32)(l->ack_in - s->ack) > (__s32)(65535 << l->wscale_in)))
 		return V_BAD_ACK;
 	return 0;
@@ -142,6 +150,7 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 	p->win = (__u32)s->win << l->wscale_in;
 	p->in_order_ts = 0;
 	if (s->has_ts && is_news(l, s)) {
+		follow_floor(l, s->tsval);
 		l->tsval_in = s->tsval;
 		l->flags &= ~(LEG_UNHEARD | LEG_UNTIMED);
 		p->in_order_ts = 1;
@@ -287,7 +296,7 @@ INLINE int is_false_end(const struct leg *l, __u32 end)
  * not arrived. Fragments, and segments that came while no program was attached, have arrived unseen. */
 INLINE int is_of_earlier(const struct leg *l, __u32 ack)
 {
-	__u32 first = l->irs + 1;
+	__u32 first = irs(l) + 1;
 
 	if (!(l->flags & LEG_TRACKED) || l->flags & LEG_FRAGMENTS)
 		return 0;
@@ -411,14 +420,14 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
  * it (out space of `to`). */
 INLINE int overpromised(const struct leg *from, const struct half *h, __u32 out, const struct leg *to)
 {
-	return h->limit != LIMIT_KEEP && after(edge_promised(from) - (from->irs + 1 + h->consumed) + out, to->edge_in);
+	return h->limit != LIMIT_KEEP && after(edge_promised(from) - (irs(from) + 1 + h->consumed) + out, to->edge_in);
 }
 
 /* With LIMIT_KEEP, does the socket lack data below the bound? The other host's acknowledgements will stand for the kept data from
  * the freeze on. So the socket must have all of it: it has acknowledged everything, or the proxy has read everything. */
 INLINE int has_gaps(const struct leg *from, const struct half *h)
 {
-	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in && from->irs + 1 + h->consumed != from->max_in;
+	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in && irs(from) + 1 + h->consumed != from->max_in;
 }
 
 /* Would the proxy keep the end of this stream while the other stream may end in forwarding mode? The flow would be over then,
@@ -432,14 +441,14 @@ INLINE int keeps_end(const struct leg *from, const struct half *h, const struct 
 INLINE int all_has_come(const struct leg *from, const struct half *h)
 {
 	return h->limit <= LIMIT_MAX &&
-	       (from->flags & LEG_FIN_IN || from->max_in - (from->irs + 1 + h->consumed) >= h->limit);
+	       (from->flags & LEG_FIN_IN || from->max_in - (irs(from) + 1 + h->consumed) >= h->limit);
 }
 
 /* Splice, direction from -> to, step 1: set the bound. out: as for overpromised(). Returns the number of bytes left to read
  * from the socket, counting a FIN as one. */
 INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 *bound_out, __u32 hold)
 {
-	__u32 taken = from->irs + 1 + h->consumed;
+	__u32 taken = irs(from) + 1 + h->consumed;
 	__u32 pending = h->limit == LIMIT_KEEP ? 0 : from->max_in - taken;
 
 	from->bound_in = from->max_in;

@@ -160,7 +160,6 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	struct leg l = {};
 	int r;
 
-	l.irs = e->irs;
 	l.iss = e->iss;
 	l.mss_in = e->mss_in;
 	l.mss_out = e->mss_out;
@@ -176,7 +175,7 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	l.edge_in = l.ack_in + ((__u32)sc->s.win << l.wscale_in);
 	l.edge_out = e->edge_out;
 	l.win_out = l.win_local = e->edge_out - l.ack_out;
-	l.tsval_in = e->tsval_in;
+	l.tsval_in = l.floor_in = e->tsval_in;
 	l.tsval_out = e->tsval_out;
 	l.ifindex = e->ifindex;
 	__builtin_memcpy(l.dmac, e->dmac, 6);
@@ -415,14 +414,13 @@ static __always_inline void own_syn_ack(struct leg *l, const struct scratch *sc,
 {
 	if (sc->s.ack != l->iss + 1)
 		return;
-	l->irs = sc->s.seq;
 	l->mss_in = o->mss;
 	agree(l, o->opts, l->verbatim, o->wscale, l->wscale_out);
 	l->max_in = l->ack_out = l->ack_local = sc->s.seq + 1;
 	l->ack_in = sc->s.ack;
 	l->edge_in = sc->s.ack + sc->s.win;
 	l->edge_out = l->ack_out + 65535; /* an upper limit, until our first ACK */
-	l->tsval_in = o->tsval;
+	l->tsval_in = l->floor_in = o->tsval;
 }
 
 /* Take out of the SYN-ACK what our SYN has not offered: our socket thinks that it has. Returns 0, or a negative number. */

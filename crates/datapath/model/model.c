@@ -53,7 +53,6 @@ static void begin(struct model *m, const struct model_start *s)
 		struct leg *l = &m->leg[i];
 
 		m->key[i].lport = i + 1;
-		l->irs = s->irs;
 		l->iss = s->iss;
 		l->flags = s->flags | LEG_TRACKED;
 		l->wscale_in = s->wscale_in;
@@ -63,7 +62,7 @@ static void begin(struct model *m, const struct model_start *s)
 		l->edge_in = s->edge_in;
 		l->edge_out = s->edge_out;
 		l->win_out = l->win_local = s->edge_out - l->ack_out;
-		l->tsval_in = s->tsval_in;
+		l->tsval_in = l->floor_in = s->tsval_in;
 		l->tsval_out = s->tsval_out;
 		compare_clocks(l, l->tsval_in, m->now);
 	}
@@ -133,6 +132,10 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	out->dropped = rst ? 0 : path_refuses(p, w, rev, s);
 	if (out->dropped)
 		return 1;
+	if (path_leaves_gap(w, s) && path_is_from_earlier(&m->leg[i], s, m->now)) {
+		out->dropped = V_OLD_TIMESTAMP;
+		return 1;
+	}
 	if ((!rst && path_is_beyond(w, &m->leg[i], s)) || path_reset_waits(rev, w, &m->leg[i], s)) {
 		stop_path(p);
 		return 0;
@@ -183,6 +186,7 @@ again:
 		return;
 	}
 	s->socket_known &= may_be_behind(l);
+	note_unheard(l, s, m->now);
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
 		note_excess(l, s);
 		if (woken)

@@ -212,11 +212,14 @@ impl Engine {
         (FlowOwner::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 
-    /// Resets both connections of a flow that has no sockets.
-    pub fn reset_forwarded(&self, legs: [Connection; 2]) {
-        if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
-            tracing::warn!(legs = ?legs, %error, "cannot reset a host: it does not know that its connection is over");
+    /// Resets both connections of a flow that has no sockets. Returns whether its entries are there, and answer its hosts until
+    /// they are forgotten.
+    pub fn reset_forwarded(&self, legs: [Connection; 2]) -> bool {
+        let is_reset = self.datapath().map(|d| d.reset_forwarded(legs));
+        if let Some(Err(error)) = &is_reset {
+            tracing::warn!(?legs, %error, "cannot reset a host: it is told when it sends something");
         }
+        is_reset.is_some_and(|is| is.unwrap_or(true))
     }
 
     /// Resets a host that does not know that its connection is over, and that no socket tells.

@@ -145,6 +145,34 @@ fn hosts_hear_that_the_process_is_gone(family: Family) {
     }
 }
 
+/// A released flow has been idle for too long, and its resets are lost. The hosts' addresses are not ours, so no stack answers what
+/// they say next: the flow's entries do.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn hosts_that_have_not_heard_of_the_idle_limit_hear_when_they_speak(family: Family) {
+    let policy = "policy = { splice = \"at-once\", release_after = 0.001, idle_limit = 2 }";
+    let setting = Setting::new(&configuration(policy));
+    let lab = &setting.lab;
+    let mut proxy = setting.start();
+    let at = topology::SERVER.port(family, PORT);
+    let listener = setting.listen(at);
+    let mut client = lab.client.run(|| TcpStream::connect(at)).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    client.write_all(&[7]).unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    proxy.wait_flow("released");
+    let no_resets = "table inet t { chain c { type filter hook input priority 0; tcp flags & rst == rst drop; }; }";
+    let hosts = [&lab.client, &lab.server];
+    hosts.iter().for_each(|host| drop(host.execute("nft", &[no_resets]).unwrap()));
+    eventually("the idle limit", || proxy.flows().is_empty().then_some(()));
+    hosts.iter().for_each(|host| drop(host.execute("nft", &["delete table inet t"]).unwrap()));
+    for mut host in [client, server] {
+        eventually("a reset", || host.write(&[7]).is_err().then_some(()));
+    }
+    proxy.shut_down();
+}
+
 /// The process dies in the middle of a handshake, before or after the server
 /// has answered: the client retries, and succeeds with the next process.
 #[test_case(Family::V4; "v4")]

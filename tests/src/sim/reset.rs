@@ -82,7 +82,8 @@ impl World {
     fn is_lost(&self, from: Side, position: u64) -> bool {
         let (to, Some(r)) = (from.other(), &self.reset) else { return false };
         let (_, _, next) = self.hosts[to].numbers();
-        let has_come = has(&r.came[from], self.model.leg(from).irs.wrapping_add(1).wrapping_add(position as u32));
+        let leg = self.model.leg(from);
+        let has_come = has(&r.came[from], leg.max_in.wrapping_add(position.wrapping_sub(leg.in64) as u32));
         let brings_it = |p: &Packet| !after(p.seq, next) && after(p.seq.wrapping_add(p.data.len() as u32), next);
         let is_coming = |e: &Event| matches!(e, Event::ToHost(at, p) if *at == to && brings_it(p));
         !has_come || (has(&r.left[to], next) && !self.queue.iter().any(|Reverse(Queued(_, _, e))| is_coming(e)))

@@ -300,6 +300,11 @@ impl Tcp {
         (self.una, self.max, self.rcv)
     }
 
+    /// The TSval of the SYN. `None`: without timestamps, or so long ago that later ones do not look later.
+    pub fn first_tsval(&self) -> Option<u32> {
+        (self.style.ts && self.slept == 0).then_some(self.ts_base)
+    }
+
     /// The right edge of the window that was announced.
     pub fn edge(&self) -> u32 {
         self.edge

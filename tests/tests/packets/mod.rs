@@ -723,7 +723,6 @@ fn control_leg(f: &Flow, b: &Bench, shim: [u32; 3]) -> abi::leg {
         flags: LegFlags::TRACKED | LegFlags::TS | LegFlags::SACK,
         wscale_in: 7,
         wscale_out: 7,
-        irs: f.up.end - 1,
         iss: f.up.max_ack - 1,
         max_in: f.up.end,
         ack_out: f.up.end,

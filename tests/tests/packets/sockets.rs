@@ -389,7 +389,6 @@ pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
             phase_out: FWD,
             wscale_in: 7,
             wscale_out: 7,
-            irs: end.wrapping_sub(1000),
             iss: out.wrapping_sub(1000),
             max_in: end,
             limit_in: end.wrapping_add(back),

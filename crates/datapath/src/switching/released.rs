@@ -220,11 +220,10 @@ impl Datapath {
         made.and_then(reset).map(|()| true)
     }
 
-    /// Ends a flow in forwarding mode: stops forwarding, and resets both hosts with the sequence
-    /// number that they expect (RFC 9293, 3.5.2). The stack answers segments that they send meanwhile,
-    /// or because earlier segments were lost, since there is no socket. Returns false if the flow has
-    /// ended already, or is not forwarded. Costs some dozen system calls, and waits for nothing.
-    /// The order of the legs does not matter.
+    /// Ends a flow in forwarding mode: stops forwarding, and resets both hosts with the sequence number that they expect
+    /// (RFC 9293, 3.5.2). A reset may be lost, and the stack does not answer for addresses that are not ours, so the entries
+    /// stay: until the caller forgets them, they answer what the hosts still send. Returns false if the flow has ended already,
+    /// or is not forwarded. Costs some dozen system calls, and waits for nothing. The order of the legs does not matter.
     pub fn reset_forwarded(&self, legs: [impl Into<Connection>; 2]) -> io::Result<bool> {
         let connections: [Connection; 2] = legs.map(Into::into);
         let Some([a, b]) = self.maps.paths_of(connections) else { return Ok(false) };
@@ -232,7 +231,8 @@ impl Datapath {
         if !lives(&a) || !lives(&b) || a.flags & b.flags & PathFlags::FIN_ACKED != 0 {
             return Ok(false);
         }
-        self.forget_flow(connections); // otherwise our own segments would be muted
+        // from now on, our own resets pass
+        connections.iter().try_for_each(|connection| self.mark_dead(connection))?;
         let legs = connections.each_ref().map(|c| &c.leg);
         self.conntrack.renew_for_reset(&legs);
         let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
@@ -241,12 +241,17 @@ impl Datapath {
         told.into_iter().collect::<io::Result<()>>().map(|()| true)
     }
 
+    /// Marks the entry of a leg in forwarding mode as reset: what its host still sends is answered with a reset.
+    pub fn mark_dead(&self, connection: &Connection) -> io::Result<()> {
+        self.maps.path_op_on(abi::path_op::PATH_OP_DEAD, connection)
+    }
+
     /// Resets all flows in forwarding mode, some ten thousand a second, and returns the result.
     /// Includes flows that a limit has taken back when no process had sockets for them any more.
     pub fn reset_all_forwarded(&self) -> Resets {
         let mut all = Resets::default();
         for (leg, _) in self.paths().iter().filter(|(_, p)| p.flags & PathFlags::SPLICED != 0) {
-            let Some(other) = self.other_leg(leg) else { continue }; // removed with its other leg
+            let Some(other) = self.other_leg(leg) else { continue };
             match self.reset_forwarded([leg, &other]) {
                 Ok(is_reset) => all.reset += u64::from(is_reset),
                 Err(error) => (all.failed, all.error) = (all.failed + 1, Some(error)),
@@ -319,12 +324,12 @@ impl Datapath {
                 wscale_out: l.wscale_out,
                 mss_in: l.mss_in,
                 mss_out: l.mss_out,
-                irs: end.wrapping_sub(1).wrapping_sub(position as u32),
                 iss: l.iss,
                 max_in: end,
                 ack_in: ack,
                 edge_in: ack.wrapping_add(most << l.wscale_in), // like wake() in bpf/path.h, and so is edge_out
                 tsval_in: l.tsval_in,
+                floor_in: l.tsval_in,
                 clock_in: l.clock_in,
                 max_out: back.sent,
                 local_out: ack,

@@ -499,7 +499,7 @@ impl Tpot {
         for key in map.keys() {
             let Some(value) = map.lookup(&key, MapFlags::ANY).map_err(io_error)? else { continue };
             let mut known: abi::tpot_known = from_bytes(&value);
-            known.at = known.at.saturating_sub(by.as_nanos() as u64);
+            known.at = known.at.wrapping_sub(by.as_nanos() as u64); // perhaps before the machine was started
             map.update(&key, bytes_of(&known), MapFlags::ANY).map_err(io_error)?;
         }
         Ok(())
@@ -611,7 +611,8 @@ fn all_known() -> io::Result<Vec<TpotKnown>> {
         let address = address(plain::<abi::tpot_address>(&key)?.words);
         let in_udp = known.what == abi::tpot_knowledge::TPOT_IN_UDP.0;
         let lasts = Duration::from_secs(known.lasts.into());
-        Some(TpotKnown { address, in_udp, ago: now.saturating_sub(Duration::from_nanos(known.at)), lasts })
+        let ago = (now.as_nanos() as u64).wrapping_sub(known.at) as i64; // the clocks of two processors may differ
+        Some(TpotKnown { address, in_udp, ago: Duration::from_nanos(ago.max(0) as u64), lasts })
     };
     Ok(map.keys().filter_map(view).collect())
 }

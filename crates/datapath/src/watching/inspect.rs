@@ -248,7 +248,7 @@ fn record(l: &abi::leg) -> RecordDetail {
         mss_out: l.mss_out,
         wscale_in: l.wscale_in,
         wscale_out: l.wscale_out,
-        irs: l.irs,
+        irs: l.max_in.wrapping_sub(l.in64 as u32).wrapping_sub(1),
         iss: l.iss,
         max_in: l.max_in,
         unacked_in: ahead(l.max_in, l.ack_out),

@@ -298,8 +298,7 @@ impl Relay {
         let ended = self.ended(how);
         self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
         // no socket is left that could inform the hosts of a released flow
-        let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
-        if given_up {
+        if self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle) {
             self.engine.reset_forwarded(self.flow().connections().into());
         }
         let Relay { engine, listed, legs, purpose, pump, core, .. } = self;
@@ -311,10 +310,9 @@ impl Relay {
             let connections = flow.connections();
             // after the sockets, to which their hosts would be left, and before the records with the numbers go
             Side::BOTH.iter().filter(|side| mute[**side]).for_each(|side| engine.reset_again(&connections[*side]));
-            // A flow that is left goes on in its entries. Those of hosts that were given up must not linger: without
-            // them, the stack answers what these hosts still send with a reset.
+            // a flow that is left goes on in its entries
             if known && how != EndReason::Left {
-                engine.forget(&flow, (forwarded || shimmed) && !given_up);
+                engine.forget(&flow, forwarded || shimmed);
             }
         };
         match (purpose, core.message_from()) {

@@ -149,7 +149,7 @@ impl Adoption {
                 orphan.connections(),
             )),
             Found::Gone(_) if d.paths_of(orphan.legs.each_ref()).is_none() => {
-                clear_half(d, [(&t).into(), (&other).into()])
+                clear_half(engine, d, [t, other].map(|t| d.idle_entry(&t).connection()))
             }
             Found::Deserted | Found::Gone(_) => {
                 engine.recovered.end(orphan.ended(EndReason::Lost));
@@ -210,15 +210,18 @@ impl Adoption {
     }
 }
 
-/// Removes what is left of half a flow. Its addresses may belong to another connection by now, which stays.
-fn clear_half(d: &Datapath, [a, b]: [Connection; 2]) {
+/// Ends what is left of half a flow: its host is reset when it sends something. Its addresses may belong to another connection by
+/// now, which stays.
+fn clear_half(engine: &Engine, d: &Datapath, [a, b]: [Connection; 2]) {
     for (connection, other) in [(a, b), (b, a)] {
         let t = &connection.leg;
         let is_half = d.path(t).is_some_and(|p| p.flags & PathFlags::SPLICED != 0) && d.other_leg(t) == Some(other.leg);
-        if is_half {
-            d.forget(connection);
-        } else {
+        if !is_half {
             d.forget_ended(&connection, None);
+        } else if let Err(error) = d.mark_dead(&connection) {
+            tracing::warn!(leg = ?t, %error, "cannot end half a flow: its host does not know that its connection is over");
+        } else {
+            engine.lingering.add(connection, None);
         }
     }
 }
@@ -275,11 +278,12 @@ fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
                 Found::Over(_) => engine.lingering.add(o.connections().client, Some(o.connections().server)),
                 Found::Deserted => deserted.extend(o.legs),
                 _ => {
-                    let legs = o.connections().into();
-                    if let Err(error) = d.reset_forwarded(legs) {
-                        tracing::warn!(?legs, %error, "cannot reset a host: it does not know that its connection is over");
+                    let legs = o.connections();
+                    if engine.reset_forwarded(legs.into()) {
+                        engine.lingering.add(legs.client, Some(legs.server));
+                    } else {
+                        clear_half(engine, d, legs.into());
                     }
-                    clear_half(d, legs);
                 }
             }
         }
