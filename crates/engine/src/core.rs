@@ -95,14 +95,16 @@ pub struct Progress {
     pub refusal: Option<Refusal>,
     /// What was measured when its path was last refused.
     pub finding: Option<PathFinding>,
+    /// A trigger has just taken it back: to be told.
+    pub triggered: bool,
 }
 
 impl Progress {
     /// Progress of a new flow.
     pub fn new(refusal: Option<Refusal>) -> Progress {
         let none = Pair::both(0);
-        let (state, splices, finding) = (FlowState::Copying, 0, None);
-        Progress { state, copied: none, spliced: none, since: none, splices, refusal, finding }
+        let (state, splices, finding, triggered) = (FlowState::Copying, 0, None, false);
+        Progress { state, copied: none, spliced: none, since: none, splices, refusal, finding, triggered }
     }
 
     /// Returns what was measured of the path, if that is why the flow is not spliced.

@@ -13,7 +13,7 @@ use crate::{
     engine::{
         descriptors::Descriptors,
         events::Announcer,
-        flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskEvents, TaskInbox, is_loopback},
+        flow::{Flow, FlowOwner, KeeperMessage, Order, Stop, TaskEvents, TaskInbox, is_loopback},
         holder::Holder,
         orphan::Orphan,
         ports::Ports,
@@ -26,6 +26,8 @@ use crate::{
     taps::TapRing,
     types::Command,
 };
+#[cfg(feature = "taps")]
+use crate::{taps::Tap, types::FlowState};
 use longsplice_datapath::{Connection, Datapath, Pair, Tpot, Tuple};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
@@ -198,11 +200,24 @@ impl Engine {
     pub fn command(&self, id: u64, command: Command) -> bool {
         let Some(flow) = self.flow(id) else { return false };
         match &*flow.owner() {
-            FlowOwner::Task { orders, .. } => return orders.send(command).is_ok(),
+            FlowOwner::Task { orders, .. } => return orders.send(Order::Command(command)).is_ok(),
             FlowOwner::Keeper(_) => self.tell(KeeperMessage::Command(id, command)),
             FlowOwner::Gone => return false,
         }
         true
+    }
+
+    /// Taps a flow that is copied. Returns the tap if it is not, or is gone.
+    #[cfg(feature = "taps")]
+    pub fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
+        let Some(flow) = self.flow(id).filter(|flow| flow.now().state == FlowState::Copying) else { return Some(tap) };
+        match &*flow.owner() {
+            FlowOwner::Task { orders, .. } => match orders.send(Order::Tap(tap)).err()?.0 {
+                Order::Tap(tap) => Some(tap),
+                Order::Command(_) => None,
+            },
+            FlowOwner::Keeper(_) | FlowOwner::Gone => Some(tap),
+        }
     }
 
     /// Returns the channels of a new task: the sending ends, and the ends that it listens to.

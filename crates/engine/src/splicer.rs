@@ -8,6 +8,8 @@ pub(crate) mod inspect;
 pub(crate) mod listener;
 mod ticker;
 
+#[cfg(feature = "taps")]
+use crate::taps::Tap;
 use crate::{
     copying::relay::Relay,
     core::{Action, Progress},
@@ -307,6 +309,18 @@ impl Splicer {
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
         self.engine().command(id, command)
+    }
+
+    /// Returns a live flow, as [`Splicer::flows`] lists it. Flows of an earlier process are not found.
+    pub fn status(&self, id: u64) -> Option<FlowStatus> {
+        self.engine().flow(id).map(|flow| flow.status(self.datapath()))
+    }
+
+    /// Copies all bytes of a live flow that pass from now on to `tap`, as [`Leg::tap`] of its client does. Returns the tap if the
+    /// flow is not copied now, or is gone. A flow that has a tap keeps that one.
+    #[cfg(feature = "taps")]
+    pub fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
+        self.engine().tap(id, tap)
     }
 
     /// Returns the configured source address for traffic to `server` that is no connection of the engine, if there is one.

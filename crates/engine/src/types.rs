@@ -6,7 +6,7 @@ use crate::{
 };
 use bytes::Bytes;
 use longsplice_datapath::{Pair, Side};
-use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 /// When a relayed pair of connections is spliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,27 @@ pub enum Trigger {
     ServerData,
     /// No byte in either direction for this long.
     Idle(Duration),
+}
+
+/// Called with the number of a flow that its [`Trigger`] takes back. A thread of the engine calls it; it must not block.
+#[derive(Clone)]
+pub struct OnTrigger(Arc<dyn Fn(u64) + Send + Sync>);
+
+impl OnTrigger {
+    /// Calls this function.
+    pub fn new(call: impl Fn(u64) + Send + Sync + 'static) -> OnTrigger {
+        OnTrigger(Arc::new(call))
+    }
+
+    pub(crate) fn tell(&self, flow: u64) {
+        (self.0)(flow);
+    }
+}
+
+impl fmt::Debug for OnTrigger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnTrigger")
+    }
 }
 
 /// The network paths over which a flow may be spliced. [`Command::Splice`](crate::Command) ignores this rule.
@@ -144,6 +165,8 @@ pub struct Policy {
     pub release_after: Option<Duration>,
     /// Event that unsplices the flow by itself. `None`: unsplice only on command.
     pub trigger: Option<Trigger>,
+    /// Whom to tell of that.
+    pub on_trigger: Option<OnTrigger>,
     /// Reset a flow, copied or forwarded, after this time without a byte in either direction. Noticed within a
     /// second while the flow is copied, and within an eighth of the limit, 30 s at most, while it is forwarded.
     pub idle_limit: Duration,
@@ -175,6 +198,7 @@ impl Default for Policy {
             drain_limit: Duration::from_secs(10),
             release_after: Some(Duration::from_secs(60)),
             trigger: None,
+            on_trigger: None,
             idle_limit: Duration::from_secs(2 * 3600),
             keepalive: None,
             tally: Arc::default(),

@@ -44,5 +44,6 @@ mod tpot_inside;
 mod tpot_programs;
 mod tpot_router;
 mod transparent;
+mod triggers;
 mod upgrades;
 mod urgent;

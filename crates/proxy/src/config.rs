@@ -20,12 +20,13 @@ mod socks;
 mod source;
 mod table;
 pub mod tls;
+mod trigger;
 mod value;
 
 use crate::{
     access::Rules, commands::Commands, fields::FieldChanges, filter::Filter, first_bytes::FirstBytes, limits::Limits,
     log::access_log::LogConfig, proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target,
-    users::Users,
+    triggers::Trigger, users::Users,
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;
@@ -145,6 +146,8 @@ pub struct ListenerConfig {
     pub first_bytes: FirstBytes,
     /// Directory for copies of everything that clients send and receive; none: no copies.
     pub tap: Option<PathBuf>,
+    /// What happens to its connections, and when. The policy has that by data, too.
+    pub triggers: Arc<[Trigger]>,
 }
 
 /// Protocol of a listener.
@@ -332,12 +335,18 @@ impl ListenerConfig {
             proxy_protocol: ProxyProtocol::default(),
             first_bytes: FirstBytes::default(),
             tap: None,
+            triggers: Arc::default(),
         }
     }
 
     /// Returns the names of the pools that its routes lead to.
     fn pools(&self) -> impl Iterator<Item = &String> {
         self.http().into_iter().flat_map(|http| &http.routes).map(|route| &route.pool)
+    }
+
+    /// Returns the directories of its taps, of all connections or of some.
+    pub(crate) fn tap_dirs(&self) -> impl Iterator<Item = &PathBuf> {
+        self.tap.iter().chain(self.triggers.iter().filter_map(Trigger::tap_dir))
     }
 
     /// Returns whether it has a listening socket.
@@ -426,8 +435,8 @@ impl ListenerConfig {
             (Some(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
             (_, when) => when,
         };
-        // bodies count with their request
-        Policy { when, tally: Arc::default(), ..self.policy.clone() }
+        // bodies count with their request, and each is taken back at its end
+        Policy { when, trigger: None, tally: Arc::default(), ..self.policy.clone() }
     }
 }
 
@@ -550,3 +559,5 @@ mod login_tests;
 mod page_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trigger_tests;

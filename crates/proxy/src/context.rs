@@ -3,6 +3,7 @@
 
 pub(crate) mod relays;
 pub(crate) mod tap_dir;
+pub(crate) mod watcher;
 pub(crate) mod workers;
 
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
     context::{
         relays::Relays,
         tap_dir::TapDir,
+        watcher::Triggers,
         workers::{Loads, Seat},
     },
     counters::{CounterValues, Counters},
@@ -80,6 +82,8 @@ pub struct ServerContext {
     /// Tap directories by path.
     pub(crate) taps: HashMap<PathBuf, Arc<TapDir>>,
     pub(crate) loads: Loads,
+    /// Whom to tell of connections with triggers.
+    pub(crate) triggers: Triggers,
     /// Relays for datagrams of SOCKS.
     pub(crate) relays: Relays,
     /// Count of the connections of all listeners.
@@ -113,7 +117,8 @@ impl Front {
     pub(crate) fn new(listener: ListenerConfig, shared: &ServerContext) -> Front {
         let counted =
             Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
-        let policy = Arc::new(listener.policy.clone());
+        let on_trigger = listener.policy.trigger.map(|_| shared.triggers.on_data(&listener.triggers));
+        let policy = Arc::new(Policy { on_trigger, ..listener.policy.clone() });
         let bodies = Arc::new(listener.policy_of_bodies());
         let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
         let service = shared.services.iter().find(|service| service.serves(&listener.protocol));

@@ -116,6 +116,10 @@ counters! {
     servers_up,
     /// Time limits that passed.
     timeouts,
+    /// Triggers of listeners that were pulled.
+    triggered,
+    /// Of these, the ones whose program did not say what to do, or whose tap could not begin.
+    trigger_failures,
     /// Failures of accept(2) for lack of descriptors or memory.
     accept_errors,
     /// SOCKS: connections accepted for BIND.

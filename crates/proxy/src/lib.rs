@@ -44,6 +44,7 @@ pub mod start_error;
 pub mod target;
 pub mod tls;
 pub mod tpot;
+pub mod triggers;
 pub mod users;
 
 pub use config::{CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};

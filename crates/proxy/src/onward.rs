@@ -13,7 +13,7 @@ use crate::{
     onward::dial::dial,
     target::Target,
 };
-use longsplice_engine::{FlowInfo, Leftovers, Leg, LegOfProxy};
+use longsplice_engine::{Ended, FlowInfo, Leftovers, Leg, LegOfProxy};
 use std::{
     any::Any,
     net::SocketAddr,
@@ -92,7 +92,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     // Boxed: other connections have none of these, and all wait in memory.
     let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
     let info = FlowInfo::new(listener, target).with_user(record.user.map(exact)).with_listen(listen);
-    shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
+    let done = move |ended: Ended, info: &FlowInfo| {
         let Relayed { live, started, lease, passed } = relayed;
         drop(lease);
         let mut record = Record::new(listener, info.listen, ended.client);
@@ -109,7 +109,9 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         let [up, down] = passed.map_or([0; 2], |passed| *passed);
         (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
         write(&live, record, started);
-    });
+    };
+    let flow = shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, done);
+    shared.triggers.begin(flow, &front.listener.triggers);
 }
 
 /// Removes spare capacity.

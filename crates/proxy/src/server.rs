@@ -9,7 +9,13 @@ use crate::{
         own::{Listening, is_own},
     },
     config::{Config, Http, ListenerConfig, Protocol, ftp::Ftp, pool::PoolConfig},
-    context::{Front, Live, ServerContext, Service, relays::Relays, tap_dir::TapDir, workers::Workers},
+    context::{
+        Front, Live, ServerContext, Service,
+        relays::Relays,
+        tap_dir::TapDir,
+        watcher::{Means, Note, Triggers, watch_all},
+        workers::Workers,
+    },
     counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
     log::{
@@ -34,7 +40,7 @@ use std::{
 };
 use tokio::{
     runtime::Handle,
-    sync::watch,
+    sync::{mpsc::UnboundedReceiver, watch},
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -92,7 +98,7 @@ impl Prepared {
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
         let mut taps = HashMap::new();
-        for dir in config.listeners.iter().filter_map(|listener| listener.tap.as_ref()) {
+        for dir in config.listeners.iter().flat_map(ListenerConfig::tap_dirs) {
             if !taps.contains_key(dir) {
                 let tap = TapDir::open(dir).map_err(|source| StartError::Tap { dir: dir.clone(), source })?;
                 taps.insert(dir.clone(), Arc::new(tap));
@@ -131,8 +137,10 @@ impl Prepared {
             bound.push((source, listener));
         }
         let stop = watch::Sender::new(false);
+        let (triggers, notes) = Triggers::new();
         let shared = Arc::new(ServerContext {
             splicer,
+            triggers,
             resolver: Resolver::default(),
             listening: listening(&bound),
             log,
@@ -149,6 +157,7 @@ impl Prepared {
         log_recovered(&shared);
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
         server.tend(&config.pools, &bound);
+        server.pull_triggers(notes);
         for (number, (source, listener)) in bound.into_iter().enumerate() {
             server.serve(number, source, listener)?;
         }
@@ -181,6 +190,13 @@ impl Server {
             self.tasks.push(runtime.spawn(shared.resolver.clone().follow(name)));
         }
         self.tasks.extend(shared.services.iter().flat_map(|service| service.tend(&shared)));
+    }
+
+    /// Starts to watch connections with triggers.
+    fn pull_triggers(&mut self, notes: UnboundedReceiver<Note>) {
+        let ServerContext { splicer, counters, taps, loads, .. } = &*self.shared;
+        let means = Means { splicer: splicer.clone(), counters: counters.clone(), taps: taps.clone() };
+        self.tasks.push(loads.runtime(0).spawn(watch_all(notes, Arc::new(means))));
     }
 
     /// Starts to serve the clients of a listener. `number`: index of its worker.

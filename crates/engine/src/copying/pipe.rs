@@ -53,6 +53,23 @@ impl Pipe {
         Poll::Ready(Ok(took))
     }
 
+    /// Returns the bytes in the pipe, which ends with that.
+    #[cfg(feature = "taps")]
+    pub fn into_bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.filled];
+        let mut at = 0;
+        // a read from a pipe that has bytes fails only by a signal
+        while at < bytes.len() {
+            match nix::unistd::read(&self.read, &mut bytes[at..]) {
+                Ok(n @ 1..) => at += n,
+                Err(Errno::EINTR) => {}
+                Ok(0) | Err(_) => break,
+            }
+        }
+        debug_assert_eq!(at, self.filled, "what was filled in is there");
+        bytes
+    }
+
     /// Moves the bytes in the pipe to the leg.
     pub fn empty(&mut self, cx: &mut Context<'_>, to: &mut Leg) -> Poll<io::Result<usize>> {
         to.hurry()?;

@@ -153,6 +153,17 @@ impl Pump {
         }
     }
 
+    /// Goes on without pipes: their bytes move to memory, where others can see them.
+    #[cfg(feature = "taps")]
+    pub fn without_pipes(&mut self) {
+        for h in self.hands.iter_mut() {
+            h.wants_pipe = false;
+            if let Some(pipe) = h.pipe.take() {
+                h.rest = [&h.rest[..], &pipe.into_bytes()].concat().into();
+            }
+        }
+    }
+
     /// Returns the bytes in hand from this host, without those in the pipe.
     pub fn rest(&self, from: Side) -> Bytes {
         self.hands[from].rest.clone()

@@ -12,12 +12,12 @@ use crate::{
     engine::{
         Engine, Listed,
         events::FlowEventKind,
-        flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends},
+        flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Order, Stop, TaskInbox, ends},
         purpose::{Purpose, report},
     },
     leg::{Leg, parked::Parked},
     passing::holding::Holding,
-    types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
+    types::{EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;
 use longsplice_datapath::{Datapath, Pair, PathFlags, Released, Side, Switched, Tuple, monotonic};
@@ -46,8 +46,8 @@ pub(crate) struct Relay {
     released: Option<Pair<Released>>,
 }
 
-/// Waits for a command. Never returns after the sender has gone.
-async fn order(rx: &mut mpsc::UnboundedReceiver<Command>) -> Command {
+/// Waits for an order. Never returns after the sender has gone.
+async fn order(rx: &mut mpsc::UnboundedReceiver<Order>) -> Order {
     match rx.recv().await {
         Some(c) => c,
         None => pending().await,
@@ -116,9 +116,16 @@ impl Relay {
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
         engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
-        while let Ok(command) = ears.orders.try_recv() {
-            engine.tell_some_time(KeeperMessage::Command(flow.id, command));
-            soon = true;
+        while let Ok(order) = ears.orders.try_recv() {
+            match order {
+                Order::Command(command) => {
+                    engine.tell_some_time(KeeperMessage::Command(flow.id, command));
+                    soon = true;
+                }
+                // too late
+                #[cfg(feature = "taps")]
+                Order::Tap(_) => {}
+            }
         }
         // Events that came before the last look may concern the keeper, too: both hosts may have closed before the commit.
         soon |= ears.events.are_for_keeper();
@@ -194,7 +201,17 @@ impl Relay {
         tokio::select! {
             biased; // most waits end without setting the timer
             s = stopped(stop), if core.heeds_stop(monotonic()) => Event::Stop { leave: s == Stop::Leave },
-            c = order(orders), if core.takes_commands() => Event::Command(c),
+            c = order(orders), if core.takes_commands() => match c {
+                Order::Command(command) => Event::Command(command),
+                #[cfg(feature = "taps")]
+                Order::Tap(tap) => {
+                    if state == State::Copying && legs.client.tap.is_none() {
+                        pump.without_pipes();
+                        legs.client.tap(tap);
+                    }
+                    Event::Moved // nothing else has changed
+                }
+            },
             side = &mut fails => Event::Failed(side),
             event = poll_fn(|cx| {
                 if Side::BOTH.into_iter().any(|side| listens[side] && legs[side].poll_heard(cx).is_ready()) {

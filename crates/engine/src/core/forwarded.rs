@@ -231,7 +231,10 @@ impl Core {
             }
             Why::Command(Command::Unsplice) => Some(true),
             // an interrupted message may be spliced again
-            Why::Told(EventKind::Triggered) => Some(self.message.is_none()),
+            Why::Told(EventKind::Triggered) => {
+                self.triggered(cx);
+                Some(self.message.is_none())
+            }
             // the event may have come before the flow was kept, or been lost
             Why::Told(EventKind::LimitReached) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
             Why::Told(EventKind::Oversize) => self.oversize(cx),
@@ -288,17 +291,21 @@ impl Core {
         match self.life(cx, paths) {
             Err(how) => return self.end_forwarded(cx, how),
             Ok(Life::Woken) => {
+                self.triggered(cx);
                 self.stay |= self.message.is_none();
                 return self.take_back(cx, None);
             }
             Ok(Life::Idle(after)) if after >= cx.policy.idle_limit => return self.end_forwarded(cx, EndReason::Idle),
             Ok(Life::Idle(after)) => {
                 let is_trigger = matches!(cx.policy.trigger, Some(Trigger::Idle(t)) if after >= t);
-                if is_trigger
-                    && !has_fragments(paths)
-                    && let Some(action) = self.want_back(cx, true)
-                {
-                    return action;
+                if is_trigger && !has_fragments(paths) {
+                    // a released flow is asked for again and again until it is back
+                    if self.forwarded.back.is_none() {
+                        self.triggered(cx);
+                    }
+                    if let Some(action) = self.want_back(cx, true) {
+                        return action;
+                    }
                 }
             }
         }
@@ -306,6 +313,11 @@ impl Core {
             return Action::Release;
         }
         self.bring_back(cx)
+    }
+
+    /// Notes that a trigger takes the flow back.
+    fn triggered(&self, cx: &mut Context<'_>) {
+        cx.shown.triggered |= self.message.is_none() && cx.policy.trigger.is_some();
     }
 
     fn is_passed(&self, seen: &Seen) -> bool {

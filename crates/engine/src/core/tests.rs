@@ -633,7 +633,7 @@ fn triggers_take_a_flow_back() {
     assert_eq!(flow.core.release_at(&flow.policy), None, "its sockets stay");
     assert!(matches!(flow.see(Why::Command(Command::Release)), Action::Wait));
     assert!(matches!(flow.see(Why::Told(EventKind::Triggered)), Action::Unsplice { .. }));
-    assert!(flow.core.stay);
+    assert!(flow.core.stay && flow.shown.triggered);
     // the event was lost
     let mut flow = Flow::spliced(Policy::default());
     let woken = with(|_| ());
@@ -645,11 +645,12 @@ fn triggers_take_a_flow_back() {
     assert_eq!(flow.core.patience(&flow.policy), 5 * SECOND);
     let moved = with(|p| (p.flags, p.end) = (PathFlags::SPLICED, 1));
     assert!(matches!(flow.seen(Why::Look, moved), Action::Wait));
+    assert!(!flow.shown.triggered);
     flow.now += 5 * SECOND;
-    assert!(matches!(flow.seen(Why::Look, moved), Action::Unsplice { .. }));
+    assert!(matches!(flow.seen(Why::Look, moved), Action::Unsplice { .. }) && flow.shown.triggered);
     let mut flow = Flow::released(idle);
     flow.now += 5 * SECOND;
-    assert!(matches!(flow.see(Why::Look), Action::Recreate { force: false }));
+    assert!(matches!(flow.see(Why::Look), Action::Recreate { force: false }) && flow.shown.triggered);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A live flow as lists and commands see it ([`Flow`]), its present owner
 //! ([`FlowOwner`]), and its state while it is forwarded ([`ForwardedFlow`]).
 
+#[cfg(feature = "taps")]
+use crate::taps::Tap;
 use crate::{
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
     engine::{events::Announcer, purpose::Purpose},
@@ -14,6 +16,7 @@ use longsplice_datapath::{
 };
 use std::{
     borrow::Cow,
+    mem,
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
@@ -77,17 +80,24 @@ pub(crate) struct Flow {
 /// The present owner of a flow.
 pub(crate) enum FlowOwner {
     /// A task, which copies or drains, and the channels to it.
-    Task { orders: mpsc::UnboundedSender<Command>, events: Arc<TaskEvents> },
+    Task { orders: mpsc::UnboundedSender<Order>, events: Arc<TaskEvents> },
     /// The keeper.
     Keeper(Box<ForwardedFlow>),
     /// It has ended.
     Gone,
 }
 
+/// What a task is told.
+pub(crate) enum Order {
+    Command(Command),
+    /// Copy all bytes from now on to this tap, if no other one has them.
+    #[cfg(feature = "taps")]
+    Tap(Tap),
+}
+
 /// The channels that a task listens to.
 pub(crate) struct TaskInbox {
-    /// Commands.
-    pub orders: mpsc::UnboundedReceiver<Command>,
+    pub orders: mpsc::UnboundedReceiver<Order>,
     pub events: Arc<TaskEvents>,
     pub stop: watch::Receiver<Stop>,
 }
@@ -222,6 +232,9 @@ impl Flow {
         if (before.splices, shown.splices) == (0, 1) {
             self.policy.tally.splice();
         }
+        let triggered = mem::take(&mut shown.triggered);
+        drop(shown);
+        self.policy.on_trigger.iter().filter(|_| triggered).for_each(|on| on.tell(self.id));
         action
     }
 

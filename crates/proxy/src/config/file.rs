@@ -20,6 +20,7 @@ use super::{
     source::SourceFile,
     table::{Keys, Table},
     tls::RawProxyProtocol,
+    trigger::RawTrigger,
     value::{Count, Keepalive, Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice, Tables},
 };
 use crate::{
@@ -178,6 +179,8 @@ pub(super) struct Listener {
     policy: Table<RawPolicy>,
     #[serde(default)]
     limits: Table<Limits>,
+    #[serde(default)]
+    trigger: Tables<Spanned<RawTrigger>>,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -588,6 +591,7 @@ impl SourceFile<'_> {
         if let (Some(at), Some(_)) = (handshake, listener.end_to_end()) {
             self.at_once(at, listener.policy.when)?;
         }
+        self.triggers(raw.trigger.0, &mut listener)?;
         Ok(listener)
     }
 

@@ -219,22 +219,25 @@ impl SourceFile<'_> {
         })
     }
 
+    /// Returns the path of a program that decides something.
+    pub(super) fn program(&self, program: &Spanned<PathBuf>, decides: &str) -> Result<PathBuf, ConfigError> {
+        let path = self.path(program.get_ref());
+        let of = fs::metadata(&path).map_err(|e| self.wrong(program.span(), &format!("cannot be run: {e}")))?;
+        if !of.is_file() || of.mode() & 0o111 == 0 {
+            return Err(self.wrong(program.span(), "no program: chmod +x it"));
+        }
+        if of.mode() & 0o022 != 0 || !is_trusted(of.uid()) {
+            let cure = format!("it decides {decides}, and others may change it: chown it to root, chmod go-w");
+            return Err(self.wrong(program.span(), &cure));
+        }
+        Ok(path)
+    }
+
     fn check(&self, raw: Spanned<RawCheck>) -> Result<Check, ConfigError> {
         let (span, raw) = (raw.span(), raw.into_inner());
         let limit = raw.limit.map_or(LIMIT, |limit| limit.0);
         let asked = match (raw.program, raw.socket) {
-            (Some(program), None) => {
-                let path = self.path(program.get_ref());
-                let of = fs::metadata(&path).map_err(|e| self.wrong(program.span(), &format!("cannot be run: {e}")))?;
-                if !of.is_file() || of.mode() & 0o111 == 0 {
-                    return Err(self.wrong(program.span(), "no program: chmod +x it"));
-                }
-                if of.mode() & 0o022 != 0 || !is_trusted(of.uid()) {
-                    let cure = "it decides who may log in, and others may change it: chown it to root, chmod go-w";
-                    return Err(self.wrong(program.span(), cure));
-                }
-                Asked::Program(path)
-            }
+            (Some(program), None) => Asked::Program(self.program(&program, "who may log in")?),
             (None, Some(socket)) => {
                 let path = self.path(socket.get_ref());
                 // It may come later; what is there now has to be one.

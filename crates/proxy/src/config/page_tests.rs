@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 25] = [
+const TABLES: [(&str, &[&str]); 26] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
@@ -38,6 +38,7 @@ const TABLES: [(&str, &[&str]); 25] = [
         ],
     ),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
+    ("[[listener]]\ntrigger = [{ unknown = 1 }]", &["Triggers"]),
     ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
     ("[[listener]]\nlimits.unknown = 1", &["Limits"]),
     ("[[listener]]\nproxy_protocol.unknown = 1", &["PROXY protocol"]),
@@ -61,7 +62,7 @@ const TABLES: [(&str, &[&str]); 25] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 18] = [
+const WORDS: [(&str, &str, &[&str]); 22] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
@@ -70,6 +71,10 @@ const WORDS: [(&str, &str, &[&str]); 18] = [
     ("[[listener]]\nforwarded = \"unknown\"", "forwarded", &["HTTP"]),
     ("[[listener]]\nhandshake = \"unknown\"", "handshake", &["Plugs", "Translucent"]),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", &["Rules"]),
+    ("[[listener]]\ntrigger = [{ data = \"unknown\" }]", "data", &["Triggers"]),
+    ("[[listener]]\ntrigger = [{ of = \"unknown\" }]", "of", &["Triggers"]),
+    ("[[listener]]\ntrigger = [{ then = \"unknown\" }]", "then", &["Triggers"]),
+    ("[[listener]]\ntrigger = [{ otherwise = \"unknown\" }]", "otherwise", &["Triggers"]),
     ("[[listener]]\ncommands = \"unknown\"", "commands", &["SOCKS"]),
     ("[[listener]]\nudp.replies = \"unknown\"", "replies", &["UDP ASSOCIATE"]),
     ("[[listener]]\nproxy_protocol.send = \"unknown\"", "send", &["PROXY protocol"]),
@@ -197,6 +202,9 @@ fn the_page_has_the_right_defaults() {
         ("Conversation", "prompt", seconds(Login::default().prompt)),
         ("Conversation", "time", seconds(Login::default().time)),
         ("Conversation", "failures", Login::default().max_failures.to_string()),
+        ("Triggers", "of", word("both")),
+        ("Triggers", "limit", seconds(crate::triggers::ask::LIMIT)),
+        ("Triggers", "otherwise", word("go-on")),
         ("External check", "limit", seconds(crate::users::external_check::LIMIT)),
         ("Pools", "tries", pool.tries.to_string()),
         ("Pools", "idle_connections", pool.idle_connections.to_string()),

@@ -1,0 +1,249 @@
+//! Watches connections with triggers, and does what they say: one task for all of them.
+//!
+//! The engine tells when the data of a host have taken a connection back. Everything else is looked at once a second, which
+//! costs a look at the tables of the data path for each connection.
+
+use crate::{
+    context::tap_dir::TapDir,
+    counters::Counters,
+    triggers::{Then, Trigger, When, ask::Answer},
+};
+use longsplice_engine::{Command, FlowState, FlowStatus, OnTrigger, Pair, Splicer};
+use std::{
+    collections::HashMap,
+    future::pending,
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::yield_now,
+    time::{sleep, sleep_until},
+};
+
+/// Pause between two looks at all connections.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Connections that are looked at before other tasks get a turn.
+const TURN: usize = 100;
+/// Time within which a spliced connection has to be back, so that a tap may begin.
+const BACK_WITHIN: Duration = Duration::from_secs(10);
+const STEP: Duration = Duration::from_millis(20);
+
+/// What the task is told. There is one message for each connection, so that no limit is needed, and one for each take-over by
+/// data, after which the connection is not spliced until the task has acted.
+pub(crate) enum Note {
+    /// A connection with triggers has begun.
+    Began(u64, Arc<[Trigger]>),
+    /// The data of a host have taken it back.
+    Data(u64, Arc<[Trigger]>),
+}
+
+/// Tells the task.
+#[derive(Clone)]
+pub(crate) struct Triggers(UnboundedSender<Note>);
+
+impl Triggers {
+    pub fn new() -> (Triggers, UnboundedReceiver<Note>) {
+        let (tell, told) = unbounded_channel();
+        (Triggers(tell), told)
+    }
+
+    /// Watches a connection from now on.
+    pub fn begin(&self, flow: u64, of: &Arc<[Trigger]>) {
+        if !of.is_empty() {
+            let _ = self.0.send(Note::Began(flow, of.clone())); // the server ends
+        }
+    }
+
+    /// Returns what the engine calls when data have taken a connection back.
+    pub fn on_data(&self, of: &Arc<[Trigger]>) -> OnTrigger {
+        let (tell, of) = (self.0.clone(), of.clone());
+        OnTrigger::new(move |flow| drop(tell.send(Note::Data(flow, of.clone()))))
+    }
+}
+
+/// What is needed to act.
+pub(crate) struct Means {
+    pub splicer: Splicer,
+    pub counters: Arc<Counters>,
+    pub taps: HashMap<PathBuf, Arc<TapDir>>,
+}
+
+/// A connection that is watched.
+struct Watched {
+    of: Arc<[Trigger]>,
+    /// Bytes that have passed, and when that was last known to have changed.
+    bytes: (u64, Instant),
+    /// For each trigger, what it takes to pull it: a number of bytes, or 0 and 1 for an idle one that may be pulled or was.
+    next: Box<[u64]>,
+    is_tapped: bool,
+}
+
+impl Watched {
+    fn new(of: Arc<[Trigger]>) -> Watched {
+        let next =
+            of.iter().map(|trigger| if let When::Bytes { count, .. } = trigger.when { count } else { 0 }).collect();
+        Watched { of, bytes: (0, Instant::now()), next, is_tapped: false }
+    }
+
+    /// Returns which triggers are pulled, except those by data.
+    fn look(&mut self, flow: &FlowStatus, now: Instant, day: [SystemTime; 2]) -> Vec<usize> {
+        let bytes = Pair::new(flow.bytes_up, flow.bytes_down);
+        if bytes.client + bytes.server != self.bytes.0 {
+            self.bytes = (bytes.client + bytes.server, now);
+        }
+        let idle = now.saturating_duration_since(self.bytes.1);
+        let pulled = |(trigger, next): (&Trigger, &mut u64)| match trigger.when {
+            When::Data(_) => false,
+            When::Bytes { count, .. } => {
+                let passed = trigger.when.counted(bytes);
+                let is = passed >= *next;
+                if is {
+                    // only a program may be asked again
+                    *next = if matches!(trigger.then, Then::Ask(_)) { passed.saturating_add(count) } else { u64::MAX };
+                }
+                is
+            }
+            When::Idle(after) => {
+                let was = std::mem::replace(next, u64::from(idle >= after));
+                was == 0 && *next == 1
+            }
+            When::At(time) => time.lies_between(day[0], day[1]),
+        };
+        let all = self.of.iter().zip(self.next.iter_mut()).map(pulled);
+        (0..).zip(all).filter(|(_, is)| *is).map(|(n, _)| n).collect()
+    }
+}
+
+/// Watches until the server is gone.
+pub(crate) async fn watch_all(mut notes: UnboundedReceiver<Note>, means: Arc<Means>) {
+    let mut watched = HashMap::new();
+    let (mut at, mut last) = (tokio::time::Instant::now(), SystemTime::now());
+    loop {
+        let is_idle = watched.is_empty();
+        let look = async {
+            if is_idle {
+                pending::<()>().await;
+            }
+            sleep_until(at).await;
+        };
+        tokio::select! {
+            note = notes.recv() => match note {
+                None => return,
+                Some(Note::Began(flow, of)) => {
+                    if is_idle {
+                        (at, last) = (tokio::time::Instant::now() + PAUSE, SystemTime::now());
+                    }
+                    watched.entry(flow).or_insert_with(|| Watched::new(of));
+                }
+                Some(Note::Data(flow, of)) => {
+                    let known = watched.entry(flow).or_insert_with(|| Watched::new(of));
+                    if let (Some(status), Some(n)) = (means.splicer.status(flow), by_data(&known.of)) {
+                        pull(&means, known, status, n);
+                    }
+                }
+            },
+            () = look => {
+                let now = SystemTime::now();
+                look_at_all(&means, &mut watched, [last, now]).await;
+                (at, last) = (tokio::time::Instant::now() + PAUSE, now);
+            }
+        }
+    }
+}
+
+/// The trigger by data. There is one at most.
+fn by_data(of: &[Trigger]) -> Option<usize> {
+    of.iter().position(|trigger| matches!(trigger.when, When::Data(_)))
+}
+
+async fn look_at_all(means: &Arc<Means>, watched: &mut HashMap<u64, Watched>, day: [SystemTime; 2]) {
+    let mut gone = Vec::new();
+    for (turn, (flow, known)) in watched.iter_mut().enumerate() {
+        if turn % TURN == TURN - 1 {
+            yield_now().await;
+        }
+        match means.splicer.status(*flow) {
+            None => gone.push(*flow),
+            Some(status) => {
+                for n in known.look(&status, Instant::now(), day) {
+                    pull(means, known, status.clone(), n);
+                }
+            }
+        }
+    }
+    gone.iter().for_each(|flow| drop(watched.remove(flow)));
+}
+
+/// Does what a trigger says.
+fn pull(means: &Arc<Means>, known: &mut Watched, flow: FlowStatus, n: usize) {
+    Counters::add(&means.counters.triggered);
+    let Trigger { when, then } = &known.of[n];
+    let by_data = matches!(when, When::Data(_));
+    tracing::debug!(flow = flow.id, when = when.label(), "triggered");
+    match then {
+        Then::Copy => act(means, &flow, by_data, Answer::Copy),
+        Then::Kill => act(means, &flow, by_data, Answer::Kill),
+        Then::Tap(_) if known.is_tapped => act(means, &flow, by_data, Answer::GoOn),
+        Then::Tap(dir) => {
+            known.is_tapped = true;
+            let (means, dir) = (means.clone(), dir.clone());
+            tokio::spawn(async move {
+                if let Err(error) = tap(&means, &flow, by_data, &dir).await {
+                    Counters::add(&means.counters.trigger_failures);
+                    tracing::error!(flow = flow.id, %error, "a tap cannot begin: the connection goes on without it");
+                }
+            });
+        }
+        Then::Ask(question) => {
+            let (means, question, label) = (means.clone(), question.clone(), when.label());
+            tokio::spawn(async move {
+                let answer = question.ask(label, &flow).await.unwrap_or_else(|error| {
+                    Counters::add(&means.counters.trigger_failures);
+                    let (program, otherwise) = (question.program.display(), question.otherwise);
+                    tracing::error!(flow = flow.id, %error, "{program} does not say what to do: {otherwise:?}");
+                    otherwise
+                });
+                act(&means, &flow, by_data, answer);
+            });
+        }
+    }
+}
+
+/// `by_data`: the connection was spliced, and has been taken back.
+fn act(means: &Means, flow: &FlowStatus, by_data: bool, answer: Answer) {
+    let command = match answer {
+        Answer::GoOn if by_data => Command::Splice,
+        Answer::GoOn => return,
+        Answer::Copy => Command::Unsplice,
+        Answer::Kill => Command::Reset,
+    };
+    means.splicer.command(flow.id, command); // it may just have ended
+}
+
+/// Takes a connection back, taps it, and lets it go on as it was.
+async fn tap(means: &Means, flow: &FlowStatus, by_data: bool, dir: &PathBuf) -> io::Result<()> {
+    let dir = means.taps.get(dir).ok_or(io::ErrorKind::NotFound)?;
+    let is_forwarded = matches!(flow.state, FlowState::Spliced | FlowState::Released);
+    // one that may be spliced has to stay for a while
+    let was_spliced = by_data || is_forwarded || flow.refusal.is_none();
+    if was_spliced {
+        means.splicer.command(flow.id, Command::Unsplice);
+    }
+    let (mut tap, end) = (dir.tap(flow.client), Instant::now() + BACK_WITHIN);
+    while let Some(rest) = means.splicer.tap(flow.id, tap) {
+        tap = rest;
+        let Some(now) = means.splicer.status(flow.id) else { return Ok(()) }; // it has ended
+        if Instant::now() > end {
+            let refusal = now.refusal.map_or_else(String::new, |why| format!(": {why}"));
+            return Err(io::Error::other(format!("it cannot be taken back{refusal}")));
+        }
+        sleep(STEP).await;
+    }
+    if was_spliced {
+        means.splicer.command(flow.id, Command::Splice);
+    }
+    Ok(())
+}
