@@ -124,6 +124,11 @@ impl Request {
         self.fields.plain(&self.hop)
     }
 
+    /// Keeps fields of this name from being forwarded: they were for us.
+    pub fn keep_back(&mut self, name: &str) {
+        self.hop.push(name.to_ascii_lowercase());
+    }
+
     /// Whether the request may be sent again if no byte of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and
     /// it has no body, part of which may already be gone.
     pub fn is_repeatable(&self) -> bool {

@@ -169,8 +169,13 @@ fn replies_lose_what_is_between_proxy_and_server() {
 
 #[test]
 fn replies_of_our_own_can_be_read() {
-    let reply =
-        Reply { status: 407, text: "who?", challenge: Some("Basic realm=\"x\""), close: true, head_only: false };
+    let reply = Reply {
+        status: 407,
+        text: "who?",
+        field: Some(("Proxy-Authenticate", "Basic realm=\"x\"")),
+        close: true,
+        ..Reply::default()
+    };
     let bytes = reply.encode(NOW);
     let head = bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
     let parsed = Response::parse(&bytes[..head], "GET").unwrap();

@@ -16,9 +16,11 @@
 mod file;
 mod index;
 mod policy;
+mod range;
+mod turns;
 mod writer;
 
-pub(crate) use file::Stored;
+pub(crate) use file::{BLOCK, Stored};
 use index::{Index, Key};
 use longsplice_engine::{Tap, TapReader, Taps};
 use longsplice_http::{Body, Framing, Response};
@@ -30,6 +32,7 @@ use longsplice_proxy::{
 use nix::fcntl::{Flock, FlockArg};
 use policy::{Fit, digest};
 pub(crate) use policy::{Meta, Question};
+pub(crate) use range::Part;
 use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
@@ -42,6 +45,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 use tokio::task::JoinHandle;
+pub(crate) use turns::Place;
+use turns::{Turn, Turns};
 use writer::Writer;
 
 /// Bytes that may wait for the disk: half a second of traffic at 1 Gbit/s. Beyond that, replies are not stored.
@@ -60,6 +65,7 @@ pub(crate) struct Cache {
 struct CacheInner {
     config: CacheConfig,
     state: Mutex<Contents>,
+    turns: Turns,
     counts: Counts,
     /// Held for writing while the head of a file is rewritten, so that no reader sees half of it.
     heads: RwLock<()>,
@@ -89,6 +95,8 @@ struct Filling {
     whole: bool,
     /// The reply was invalidated while it was stored.
     stale: bool,
+    /// Those who wait for the reply go on when it is stored, or is not after all.
+    _turn: Option<Turn>,
 }
 
 /// Handle of a reply that is being stored, for the code that relays it. If it is dropped before
@@ -129,6 +137,7 @@ impl Cache {
         let shared = Arc::new(CacheInner {
             config: config.clone(),
             state: Mutex::default(),
+            turns: Turns::default(),
             counts: Default::default(),
             heads: RwLock::default(),
             _lock: lock,
@@ -136,6 +145,10 @@ impl Cache {
         shared.learn()?;
         let (taps, reader) = Taps::new(WAITING);
         Ok((Cache { taps, shared }, reader))
+    }
+
+    pub fn config(&self) -> &CacheConfig {
+        &self.shared.config
     }
 
     pub fn count(&self, count: Count) {
@@ -168,7 +181,7 @@ impl Cache {
     }
 
     /// Begins to store a reply whose head has arrived, with the `first` bytes of its body. `None`: it is not stored now.
-    pub fn fill(&self, meta: Meta, framing: Framing, first: &[u8]) -> Option<(Fill, Tap)> {
+    pub fn fill(&self, meta: Meta, framing: Framing, first: &[u8], turn: Option<Turn>) -> Option<(Fill, Tap)> {
         let most = self.shared.config.object;
         if matches!(framing, Framing::Exact(n) if n > most) {
             self.count(Count::Large);
@@ -183,19 +196,27 @@ impl Cache {
         state.next += 1;
         let id = state.next;
         let body = Body::lenient(framing);
-        state.fills.insert(id, Filling { key, meta, body, first: first.to_vec(), whole: false, stale: false });
+        state
+            .fills
+            .insert(id, Filling { key, meta, body, first: first.to_vec(), whole: false, stale: false, _turn: turn });
         Some((Fill { id, shared: self.shared.clone() }, self.taps.tap(id)))
     }
 
-    /// Invalidates everything stored for this URL (RFC 9111, 4.4).
-    pub fn invalidate(&self, url: &str) {
+    /// Returns what a request for this URL has to do.
+    pub fn turn(&self, url: &str) -> Place {
+        self.shared.turns.take(url)
+    }
+
+    /// Invalidates everything stored for this URL (RFC 9111, 4.4). Returns whether there was something.
+    pub fn invalidate(&self, url: &str) -> bool {
         let key = key(url);
         let mut state = self.shared.state();
         state.fills.values_mut().filter(|f| f.key == key).for_each(|f| f.stale = true);
         let files = state.index.files(key);
-        for file in files {
-            self.shared.remove(&mut state, key, file, Count::Invalidated);
+        for file in &files {
+            self.shared.remove(&mut state, key, *file, Count::Invalidated);
         }
+        !files.is_empty()
     }
 
     /// Removes a reply that its server did not confirm.
@@ -221,6 +242,17 @@ impl Cache {
         while !self.shared.state().fills.is_empty() && Instant::now() < end {
             thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+impl Found {
+    /// Adds conditions to the head of a request ([`Fetch::ask`]).
+    pub fn ask(&self, head: &mut Vec<u8>) {
+        head.truncate(head.len() - 2); // the empty line
+        for (name, value) in self.stored.meta.conditions() {
+            head.extend([name.as_bytes(), b": ", &value, b"\r\n"].concat());
+        }
+        head.extend(b"\r\n");
     }
 }
 
@@ -387,8 +419,11 @@ pub(crate) struct Fetch {
     /// `None`: the reply is not stored.
     pub question: Option<Question>,
     pub filter: Arc<str>,
-    /// A stored reply that this request revalidates, with our conditions or the client's.
+    /// A stored reply that this request revalidates, with our conditions or the client's, or that may be sent if the server
+    /// fails.
     pub stale: Option<Found>,
+    /// Held until the reply is stored, or is known not to be.
+    pub turn: Mutex<Option<Turn>>,
     /// URL that the reply invalidates, unless it is an error.
     pub changes: Option<String>,
     pub asked_at: SystemTime,
@@ -410,17 +445,21 @@ pub(crate) enum Heard {
 impl Fetch {
     /// Adds conditions to the request head, which ask the server whether the stored reply is still valid (RFC 9111, 4.3.1).
     pub fn ask(&self, head: &mut Vec<u8>) {
-        let Some(stale) = self.stale.as_ref().filter(|_| !self.has_condition()) else { return };
-        head.truncate(head.len() - 2); // the empty line
-        for (name, value) in stale.stored.meta.conditions() {
-            head.extend([name.as_bytes(), b": ", &value, b"\r\n"].concat());
+        if let Some(stale) = self.stale.as_ref().filter(|_| !self.has_condition()) {
+            stale.ask(head);
         }
-        head.extend(b"\r\n");
     }
 
     /// Whether the client sent a condition. It is sent on, and the answer goes to the client.
     fn has_condition(&self) -> bool {
         self.question.as_ref().is_some_and(|q| q.conditional)
+    }
+
+    /// Whether the stored reply may be sent because the server has failed (RFC 5861, 4).
+    pub fn stands_in(&self) -> bool {
+        let (Some(question), Some(stale)) = (&self.question, &self.stale) else { return false };
+        let default = self.cache.shared.config.stale_if_error;
+        stale.stored.meta.may_be_stale(question, "stale-if-error", default, SystemTime::now())
     }
 
     /// Decides what happens to a final reply, whose head and the `first` bytes of its body have arrived; `None`: it must not be
@@ -429,12 +468,15 @@ impl Fetch {
         if let Some(url) = self.changes.as_ref().filter(|_| (200..400).contains(&reply.status)) {
             self.cache.invalidate(url);
             for name in ["location", "content-location"] {
-                reply.passed_on(name).filter_map(|v| same_origin(url, v)).for_each(|u| self.cache.invalidate(&u));
+                for url in reply.passed_on(name).filter_map(|v| same_origin(url, v)) {
+                    self.cache.invalidate(&url);
+                }
             }
         }
         let times = [self.asked_at, SystemTime::now()];
         let Some(question) = &self.question else { return Heard::Pass };
-        if let (Some(stale), 304) = (&self.stale, reply.status) {
+        let asked = self.stale.as_ref().filter(|s| question.conditional || s.stored.meta.has_validator());
+        if let (Some(stale), 304) = (asked, reply.status) {
             let meta = stale.stored.meta.freshened(reply, !question.conditional, times);
             if !question.conditional {
                 return Heard::Good(meta.map(Box::new));
@@ -445,7 +487,8 @@ impl Fetch {
         }
         self.cache.count(Count::Misses);
         let meta = question.meta(reply, server, &self.filter, times);
-        let fill = meta.zip(first).and_then(|(meta, first)| self.cache.fill(meta, reply.framing, first));
+        let turn = self.turn.lock().ok().and_then(|mut turn| turn.take());
+        let fill = meta.zip(first).and_then(|(meta, first)| self.cache.fill(meta, reply.framing, first, turn));
         fill.map_or(Heard::Miss, |(fill, tap)| Heard::Fill(fill, tap))
     }
 }

@@ -16,7 +16,7 @@ struct Scene {
 }
 
 fn config(dir: &Path, size: u64) -> CacheConfig {
-    CacheConfig { dir: dir.into(), size, object: size / 4 }
+    CacheConfig { dir: dir.into(), size, object: size / 4, ..CacheConfig::default() }
 }
 
 impl Scene {
@@ -51,7 +51,7 @@ impl Scene {
             asked: vec![("accept".into(), asked.into())],
             fields: vec![("Cache-Control".into(), "max-age=1000".into()), ("Vary".into(), "Accept".into())],
         };
-        self.cache.fill(meta, framing, first)
+        self.cache.fill(meta, framing, first, None)
     }
 
     fn piece(&mut self, fill: u64, what: PieceKind) {

@@ -16,6 +16,7 @@ mod exchange;
 mod fields;
 mod forward_request;
 mod read;
+mod refresh;
 mod site;
 mod stored;
 
@@ -25,7 +26,7 @@ use bytes::Bytes;
 use fields::Current;
 use forward_request::{Held, RoutedRequest, To};
 use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
-use longsplice_http::{Authority, Form, Request, Wrong, forward, path, reply::Reply};
+use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
 use longsplice_proxy::{
     config::Http,
     context::{Front, Live, ServerContext},
@@ -190,13 +191,14 @@ impl Row<'_> {
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
         self.current = Current::default();
         let judged = if !self.http.routes.is_empty() {
-            self.judge_for_site(request, &mut record)
+            self.judge_for_site(request, &mut record).await
         } else if self.front.listener.intercepts.is_some() {
             self.judge_intercepted(request, &mut record)
         } else {
             self.judge(request, &mut record).await
         };
-        let routed = match judged {
+        let own;
+        let mut routed = match judged.and_then(|routed| self.fits(routed)) {
             Ok(routed) => routed,
             Err((fault, status)) => {
                 let next = self.refuse(request, &mut record, &fault, status).await;
@@ -205,13 +207,23 @@ impl Row<'_> {
             }
         };
         self.note_for_changes(&routed);
+        if let Some(changed) = routed.changed.take() {
+            own = changed;
+            routed.request = &own;
+        }
+        let request = routed.request;
         let next = match &routed.to {
+            To::Elsewhere(status, location) => self.redirect(request, *status, location, &mut record).await,
             To::Target(target) if request.method == "CONNECT" => self.connect(&routed, target, &mut record).await,
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
                 self.answer_options(request, &mut record).await
             }
             _ if self.of.cache.is_none() => self.forward_request(&routed, None, &mut record).await,
             // boxed, to keep the tasks of other connections small
+            _ if request.method == "PURGE" => match Box::pin(self.purge(&routed, &mut record)).await {
+                Some(next) => next,
+                None => self.forward_request(&routed, None, &mut record).await,
+            },
             _ => match Box::pin(self.look_up(&routed, &mut record)).await {
                 Ok(next) => next,
                 Err(asking) => self.forward_request(&routed, asking, &mut record).await,
@@ -228,7 +240,7 @@ impl Row<'_> {
     async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
         let limit = self.front.listener.limits.handshake;
-        let user = timeout(limit, auth::authenticate(&request.fields, &self.http.users)).await;
+        let user = timeout(limit, auth::authenticate(&request.fields, "proxy-authorization", &self.http.users)).await;
         record.user = user.map_err(|_| (Fault::Timeout(Step::Handshake), 503))?.map_err(|fault| (fault, 407))?;
         let (authority, path) = match &request.form {
             Form::Authority(authority) => (authority, None),
@@ -245,7 +257,8 @@ impl Row<'_> {
             None => None,
         };
         no_trace(request)?;
-        Ok(RoutedRequest { request, route: None, site: None, path, user: record.user.clone(), to: To::Target(target) })
+        let user = record.user.clone();
+        Ok(RoutedRequest { request, route: None, changed: None, site: None, path, user, to: To::Target(target) })
     }
 
     /// Serves a CONNECT request (RFC 9110, 9.3.6).
@@ -276,7 +289,27 @@ impl Row<'_> {
         let next = self.after_refusal(request);
         record.status = Some(200);
         let close = matches!(next, Next::Close);
-        let reply = Reply { status: 200, text: "a proxy", challenge: None, close, head_only: false };
+        let reply = Reply { status: 200, text: "a proxy", close, ..Reply::default() };
+        self.say(&reply).await;
+        next
+    }
+
+    /// Refuses requests whose bodies are said to be too long.
+    fn fits<'r>(&self, routed: RoutedRequest<'r>) -> Result<RoutedRequest<'r>, (Fault, u16)> {
+        match (routed.request.framing, self.front.listener.limits.request_body) {
+            (Framing::Exact(length), Some(most)) if length > most => Err(exchange::too_long(most)),
+            _ => Ok(routed),
+        }
+    }
+
+    /// Tells the client where else to ask.
+    async fn redirect(&mut self, request: &Request, status: u16, location: &str, record: &mut Record) -> Next {
+        let next = self.after_refusal(request);
+        record.status = Some(status);
+        let close = matches!(next, Next::Close);
+        let head_only = request.method == "HEAD";
+        let field = Some(("Location", location));
+        let reply = Reply { status, text: "it is elsewhere", field, close, head_only, ..Reply::default() };
         self.say(&reply).await;
         next
     }
@@ -301,13 +334,15 @@ impl Row<'_> {
         record.fault(fault);
         let Some(status) = status else { return };
         record.status = Some(status);
-        let reply = Reply {
-            status,
-            text: &fault.to_string(),
-            challenge: (status == 407).then_some(auth::CHALLENGE),
-            close,
-            head_only: request.is_some_and(|r| r.method == "HEAD"),
+        let field = match status {
+            401 => Some(("WWW-Authenticate", auth::CHALLENGE)),
+            407 => Some(("Proxy-Authenticate", auth::CHALLENGE)),
+            _ => None,
         };
+        let pages = self.http.error_pages.clone();
+        let page = pages.find(status).map(|page| (page.media_type.as_str(), &*page.body));
+        let head_only = request.is_some_and(|r| r.method == "HEAD");
+        let reply = Reply { status, text: &fault.to_string(), field, page, close, head_only };
         self.say(&reply).await;
     }
 

@@ -10,6 +10,7 @@
 mod balance;
 mod check;
 mod health;
+mod sticky;
 
 use crate::{habit::Habit, stream::Stream};
 use balance::{Candidate, Turns, hash, hash_of, owner};
@@ -68,6 +69,11 @@ pub(crate) struct Member {
     pub index: usize,
     weight: u32,
     hash: u64,
+    /// What its name is in cookies.
+    token: String,
+    slow_start: Duration,
+    /// When it came back.
+    back: Mutex<Option<Instant>>,
     limits: HealthLimits,
     active: AtomicU32,
     health: Mutex<Health>,
@@ -85,6 +91,15 @@ struct Idle {
     since: Instant,
     runtime: Id,
     stream: Stream,
+}
+
+/// What a request says about its server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolKey {
+    /// For consistent hashing.
+    hash: u64,
+    /// Index of the server that its cookie names.
+    named: Option<usize>,
 }
 
 /// A request or an upgraded connection that occupies a server until it is dropped.
@@ -106,6 +121,11 @@ impl Pool {
                 index,
                 weight: server.weight,
                 hash: hash(server.target.to_string().as_bytes()),
+                token: config.sticky.as_ref().map_or_else(String::new, |sticky| {
+                    sticky::token(&sticky.secret, &config.name, &server.target.to_string())
+                }),
+                slow_start: config.slow_start,
+                back: Mutex::default(),
                 limits: config.health,
                 active: AtomicU32::new(0),
                 health: Mutex::default(),
@@ -119,28 +139,35 @@ impl Pool {
         Pool { turns: Mutex::new(Turns::new(members.len())), members, config }
     }
 
-    /// Returns the key of a request for consistent hashing.
-    pub fn key(&self, request: &Request, client: IpAddr) -> u64 {
+    /// Returns what decides about the server of a request.
+    pub fn key(&self, request: &Request, client: IpAddr) -> PoolKey {
         let field = match &self.config.balance {
             Balance::ConsistentHash(Key::Field(name)) => request.fields.all(name).next(),
             _ => None,
         };
-        field.map_or_else(|| hash_of(client), hash)
+        PoolKey { hash: field.map_or_else(|| hash_of(client), hash), named: self.named(request) }
     }
 
-    /// Returns a server for a request with this key, except those in `tried`: one that is up;
-    /// if there is none, one that was taken out after failed requests.
-    pub fn pick(&self, key: u64, tried: &[usize]) -> Option<Lease> {
+    /// Returns a server for a request with this key, except those in `tried`: the one that its cookie names, or another that is
+    /// up; if there is none, one that was taken out after failed requests.
+    pub fn pick(&self, key: PoolKey, tried: &[usize]) -> Option<Lease> {
         let now = Instant::now();
+        let named = key.named.filter(|index| !tried.contains(index)).map(|index| &self.members[index]);
+        if let Some(member) = named.filter(|m| lock(&m.health).state(now) == ServerHealth::Up) {
+            return Some(Lease::new(member));
+        }
         let left = self.members.iter().filter(|m| !tried.contains(&m.index));
-        let states: Vec<(ServerHealth, Candidate)> =
-            left.map(|m| (lock(&m.health).state(now), m.candidate())).collect();
+        let look = |m: &Arc<Member>| {
+            let state = lock(&m.health).state(now); // unlocked again: the weight asks, too
+            (state, m.candidate(now))
+        };
+        let states: Vec<(ServerHealth, Candidate)> = left.map(look).collect();
         let best = states.iter().map(|(state, _)| *state).min().filter(|s| *s != ServerHealth::Down)?;
         let candidates: Vec<Candidate> = states.into_iter().filter(|(s, _)| *s == best).map(|(_, c)| c).collect();
         let index = match self.config.balance {
             Balance::RoundRobin => lock(&self.turns).next(&candidates),
             Balance::LeastConnections => lock(&self.turns).least(&candidates),
-            Balance::ConsistentHash(_) => owner(key, &candidates),
+            Balance::ConsistentHash(_) => owner(key.hash, &candidates),
         };
         index.map(|i| Lease::new(&self.members[i]))
     }
@@ -174,8 +201,20 @@ async fn sweep_all(pool: Arc<Pool>, upkeep: Upkeep) {
 }
 
 impl Member {
-    fn candidate(&self) -> Candidate {
-        Candidate { index: self.index, weight: self.weight, active: self.active.load(Relaxed), hash: self.hash }
+    fn candidate(&self, now: Instant) -> Candidate {
+        let (index, active, hash) = (self.index, self.active.load(Relaxed), self.hash);
+        Candidate { index, weight: self.weight_at(now), active, hash }
+    }
+
+    /// Returns the weight at this time, in hundredths if it may be less than the whole one.
+    fn weight_at(&self, now: Instant) -> u32 {
+        if self.slow_start.is_zero() {
+            return self.weight;
+        }
+        let since = lock(&self.back).map_or(Duration::MAX, |back| now.saturating_duration_since(back));
+        let since = if lock(&self.health).is_on_trial() { Duration::ZERO } else { since };
+        let share = since.as_secs_f64() / self.slow_start.as_secs_f64();
+        ((f64::from(self.weight) * 100.0 * share.min(1.0)) as u32).max(1)
     }
 
     /// Returns an idle connection for `client` that has received neither a byte (which would not belong to any
@@ -242,6 +281,7 @@ impl Member {
     fn tell(&self, counters: &Counters, change: Option<Change>, why: &dyn Display) {
         match change {
             Some(Change::Up) => {
+                *lock(&self.back) = Some(Instant::now());
                 Counters::add(&counters.servers_up);
                 tracing::info!("pool {}: {} is up: {why}", self.pool, self.target);
             }
@@ -270,6 +310,9 @@ impl Drop for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use longsplice_proxy::config::pool::Sticky;
+
+    const KEY: PoolKey = PoolKey { hash: 0, named: None };
 
     fn pool(balance: Balance) -> Pool {
         let server = |n: u16| ServerConfig { target: format!("192.0.2.1:{n}").parse().unwrap(), weight: 1 };
@@ -277,7 +320,7 @@ mod tests {
     }
 
     fn picked(pool: &Pool, tried: &[usize]) -> Option<usize> {
-        pool.pick(0, tried).map(|lease| lease.0.index)
+        pool.pick(KEY, tried).map(|lease| lease.0.index)
     }
 
     fn fail(pool: &Pool, index: usize) {
@@ -299,11 +342,57 @@ mod tests {
     #[test]
     fn leases_count_until_they_are_dropped() {
         let pool = pool(Balance::LeastConnections);
-        let first = [0; 3].map(|_| pool.pick(0, &[]).unwrap());
+        let first = [0; 3].map(|_| pool.pick(KEY, &[]).unwrap());
         assert_eq!(first.each_ref().map(|l| l.0.index), [0, 1, 2]);
         let [_a, b, _c] = first;
         drop(b);
         assert_eq!(picked(&pool, &[]), Some(1));
+    }
+
+    #[test]
+    fn a_server_that_is_back_starts_slowly() {
+        let server = |n: u16| ServerConfig { target: format!("192.0.2.1:{n}").parse().unwrap(), weight: 2 };
+        let slow_start = Duration::from_secs(10);
+        let pool = Pool::new(PoolConfig { slow_start, ..PoolConfig::new("p".into(), vec![server(1), server(2)]) });
+        let [first, _] = &pool.members[..] else { panic!() };
+        let now = Instant::now();
+        assert_eq!(first.weight_at(now), 200, "it was never away");
+        fail(&pool, 0);
+        assert_eq!(first.weight_at(now), 1, "on trial");
+        first.succeeded(&Counters::default());
+        let back = lock(&first.back).unwrap();
+        let weights = [0, 1, 5, 10, 99].map(|s| first.weight_at(back + Duration::from_secs(s)));
+        assert_eq!(weights, [1, 20, 100, 200, 200]);
+        assert_eq!((0..10).filter(|_| picked(&pool, &[]) == Some(0)).count(), 0, "nearly nothing yet");
+    }
+
+    #[test]
+    fn a_cookie_names_a_server_while_it_is_up() {
+        let mut pool = pool(Balance::RoundRobin);
+        let sticky =
+            Sticky { cookie: "srv".into(), secret: "s".into(), secure: true, max_age: Some(Duration::from_secs(60)) };
+        let config = PoolConfig { sticky: Some(sticky), ..pool.config.clone() };
+        pool = Pool::new(config);
+        let request = |cookie: &str| {
+            let head = format!("GET / HTTP/1.1\r\nHost: a\r\nCookie: {cookie}\r\n\r\n");
+            Request::parse(head.as_bytes()).unwrap()
+        };
+        let token = pool.members[2].token.clone();
+        assert!(token.len() == 24 && token != pool.members[1].token, "{token}");
+        let named = request(&format!("a=b; srv={token}"));
+        let key = pool.key(&named, [192, 0, 2, 9].into());
+        let pick = |pool: &Pool, tried: &[usize]| pool.pick(key, tried).unwrap().0.index;
+        assert_eq!([0; 3].map(|_| pick(&pool, &[])), [2; 3]);
+        assert_ne!(pick(&pool, &[2]), 2);
+        assert_eq!(pool.cookie(&named, &pool.members[2]), None, "the client knows it");
+        let set = format!("srv={token}; Path=/; HttpOnly; Max-Age=60; Secure");
+        for other in ["srv=", "srv=x", "xsrv=1", "srv2=1", &format!("srv={}", pool.members[0].token)] {
+            assert_eq!(pool.cookie(&request(other), &pool.members[2]).as_ref(), Some(&set), "{other}");
+        }
+        fail(&pool, 2);
+        assert_ne!(pick(&pool, &[]), 2);
+        pool.members[2].succeeded(&Counters::default());
+        assert_eq!(pick(&pool, &[]), 2);
     }
 
     #[test]

@@ -11,6 +11,8 @@ mod proxy_protocol;
 #[path = "../../proxy/tests/proxying/mod.rs"]
 mod proxying;
 mod reverse;
+mod site_cache;
+mod site_keys;
 mod start;
 
 /// What the servers of these tests serve beside the protocols of the proxy.

@@ -12,8 +12,10 @@ mod filter;
 pub mod ftp;
 mod intercepting;
 pub mod login;
+mod pages;
 pub mod plug;
 pub mod pool;
+mod rewrite;
 mod route;
 mod site;
 mod socks;
@@ -25,8 +27,8 @@ mod value;
 
 use crate::{
     access::Rules, commands::Commands, fields::FieldChanges, filter::Filter, first_bytes::FirstBytes, limits::Limits,
-    log::access_log::LogConfig, proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted, target::Target,
-    triggers::Trigger, users::Users,
+    log::access_log::LogConfig, pages::ErrorPages, proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted,
+    target::Target, triggers::Trigger, users::Users,
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;
@@ -212,6 +214,8 @@ pub struct Http {
     pub identity: bool,
     /// Answer with 502 to all replies that break a rule, even if they have a single meaning.
     pub strict_replies: bool,
+    /// Pages for errors.
+    pub error_pages: Arc<ErrorPages>,
     /// Cache of replies; none: no cache.
     pub cache: Option<CacheConfig>,
 }
@@ -234,6 +238,7 @@ impl Default for Http {
             filter: Arc::default(),
             identity: false,
             strict_replies: false,
+            error_pages: Arc::default(),
             cache: None,
         }
     }
@@ -340,8 +345,8 @@ impl ListenerConfig {
     }
 
     /// Returns the names of the pools that its routes lead to.
-    fn pools(&self) -> impl Iterator<Item = &String> {
-        self.http().into_iter().flat_map(|http| &http.routes).map(|route| &route.pool)
+    fn pools(&self) -> impl Iterator<Item = &str> {
+        self.http().into_iter().flat_map(|http| &http.routes).filter_map(Route::pool)
     }
 
     /// Returns the directories of its taps, of all connections or of some.

@@ -32,6 +32,7 @@ pub mod log;
 pub mod login;
 pub mod media;
 pub mod onward;
+pub mod pages;
 pub mod pattern;
 pub mod proxy_protocol;
 pub mod resolve;

@@ -1,5 +1,6 @@
 //! Limits: time per connection, and number of connections per client and in total.
 
+use longsplice_http::HEAD_MAX;
 use std::{
     collections::HashMap,
     fmt,
@@ -27,6 +28,12 @@ pub struct Limits {
     pub reply: Duration,
     /// HTTP: time from a reply to the first byte of the client's next request.
     pub keep_alive: Duration,
+    /// HTTP: longest head of a request, in bytes.
+    pub request_head: u32,
+    /// HTTP: longest body of a request, in bytes; none: any.
+    pub request_body: Option<u64>,
+    /// HTTP: longest body of a reply, in bytes; none: any.
+    pub reply_body: Option<u64>,
     /// Connections from one client address; for IPv6, from one /64, because a single host may use all of it.
     pub connections_per_client: u32,
     /// Connections of this listener; none: limited only by the total of all listeners.
@@ -46,6 +53,9 @@ impl Default for Limits {
             reply: Duration::from_secs(300),
             // Roughly what browsers expect of proxies.
             keep_alive: Duration::from_secs(60),
+            request_head: HEAD_MAX as u32,
+            request_body: None,
+            reply_body: None,
             connections_per_client: 1024,
             connections: None,
         }

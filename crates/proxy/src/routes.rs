@@ -1,7 +1,12 @@
-//! Routes: host and path of a request select a pool. The first route that matches decides.
+//! Routes: host and path of a request select a pool, or where else to go. The first route that matches decides.
 
-use crate::{access::Pattern, fields::FieldChanges, target::Host};
+mod redirect;
+mod rewrite;
+
+use crate::{access::Pattern, fields::FieldChanges, target::Host, users::Users};
 use longsplice_http::path;
+pub use redirect::{Location, Redirect};
+pub use rewrite::Rewrite;
 use std::{fmt, str::FromStr};
 
 /// A route.
@@ -11,10 +16,30 @@ pub struct Route {
     pub hosts: Vec<Pattern>,
     /// Paths that match.
     pub path: Paths,
-    /// Name of the pool.
-    pub pool: String,
+    /// Where requests go.
+    pub to: RouteTo,
+    /// Another path for servers, and for redirects.
+    pub rewrite: Option<Rewrite>,
+    /// Who may use it, instead of the users of the listener; empty: those.
+    pub users: Users,
     /// Changes of fields, after those of the listener.
     pub fields: FieldChanges,
+}
+
+/// Where the requests of a route go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RouteTo {
+    /// To the pool of this name.
+    Pool(String),
+    /// Nowhere: clients are told where else to ask.
+    Redirect(Redirect),
+}
+
+impl Route {
+    /// Returns the name of the pool, if there is one.
+    pub fn pool(&self) -> Option<&str> {
+        if let RouteTo::Pool(pool) = &self.to { Some(pool) } else { None }
+    }
 }
 
 /// A set of paths, compared with the result of [`path::plain`]. Case-sensitive.
@@ -123,10 +148,13 @@ mod tests {
     use super::*;
 
     fn route(hosts: &[&str], path: Paths, pool: &str) -> Route {
+        let hosts = hosts.iter().map(|h| h.parse().unwrap()).collect();
         Route {
-            hosts: hosts.iter().map(|h| h.parse().unwrap()).collect(),
+            hosts,
             path,
-            pool: pool.into(),
+            to: RouteTo::Pool(pool.into()),
+            rewrite: None,
+            users: Users::default(),
             fields: FieldChanges::default(),
         }
     }
@@ -146,7 +174,7 @@ mod tests {
         ];
         let at = |host: &str, path: &str| {
             let host = (!host.is_empty()).then(|| Host::from_name(host.as_bytes()).unwrap());
-            find(&routes, host.as_ref(), path).map_or("-", |(_, r)| &r.pool)
+            find(&routes, host.as_ref(), path).map_or("-", |(_, r)| r.pool().unwrap())
         };
         for (host, path, pool) in [
             ("www.example.org", "/", "front"),

@@ -19,7 +19,7 @@ use std::{
 };
 
 /// Unit of checksums, reads and writes in bytes: large enough for the disk, and small because each reply in progress has one.
-pub(super) const BLOCK: usize = 64 * 1024;
+pub(crate) const BLOCK: usize = 64 * 1024;
 const MAGIC: &[u8; 8] = b"lscache1";
 const FOOT: u64 = 24;
 /// Maximum size of [`Meta`] in bytes: the heads of request and reply, escaped.

@@ -3,8 +3,10 @@
 //!
 //! It is given only fields with a single meaning: several lines of a name are joined into one
 //! list, directives are in lower case (RFC 9111, 5.2), and the age is that at the time of the
-//! reply (4.2.3), and dates are in one format (RFC 9110, 5.6.7). It is not given `max-stale`, because no reply is served stale (4.2.4).
+//! reply (4.2.3), and dates are in one format (RFC 9110, 5.6.7). It is not given `max-stale`: whether a reply is served
+//! stale is up to the reply and to the configuration ([`Meta::may_be_stale`]), and not to clients.
 
+use super::range::Part;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, request, response};
 use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
 use longsplice_http::{Request, Response};
@@ -13,14 +15,16 @@ use sha2::{Digest, Sha256};
 use std::{
     borrow::Cow,
     net::SocketAddr,
+    ops::Range,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// Maximum age in seconds; greater ages are reduced to it (RFC 9111, 1.2.2).
 const AGE_MAX: u64 = 1 << 31;
-/// Fields of requests that bypass the cache: conditions that only the server can check (RFC
-/// 9111, 4.3.2), and requests for parts of bodies, which are not stored.
-const NOT_OURS: [&str; 5] = ["range", "if-range", "if-match", "if-unmodified-since", "expect"];
+/// Fields of requests that bypass the cache: conditions that only the server can check (RFC 9111, 4.3.2).
+const NOT_OURS: [&str; 3] = ["if-match", "if-unmodified-since", "expect"];
+/// Directives of replies that must not be sent stale (RFC 9111, 4.2.4).
+const NEVER_STALE: [&str; 4] = ["no-cache", "must-revalidate", "proxy-revalidate", "s-maxage"];
 /// Values of Vary that prevent storing: everything, and fields about the client that we set ourselves (RFC 9111, 4.1).
 const OURS: [&str; 4] = ["*", "forwarded", "via", "x-forwarded-for"];
 /// Fields with secret values: only digests of these are compared and stored.
@@ -29,8 +33,9 @@ const SECRETS: [&str; 2] = ["authorization", "cookie"];
 /// The parts of a client's request that a cache needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
-    /// The URL. An intercepted request goes to the server that its client wants, whichever host it names. So that server's
-    /// address and port and a space come before its URL: clients of other servers get other replies.
+    /// The URL. For a site, the name of its pool and a space come before it. An intercepted request goes to the server that
+    /// its client wants, whichever host it names. So that server's address and port and a space come before its URL: clients
+    /// of other servers get other replies.
     pub url: String,
     pub only_if_cached: bool,
     /// The client sent a condition.
@@ -104,11 +109,17 @@ impl Question {
         })
     }
 
+    /// Whether the reply to another request with the same URL, which is stored, may be the answer.
+    pub fn may_wait(&self) -> bool {
+        let minds = |d: &str| matches!(d, "no-cache" | "no-store" | "only-if-cached");
+        self.is_get && !directives(&self.parts.headers).any(minds) && !self.parts.headers.contains_key("authorization")
+    }
+
     /// Returns the metadata to store with the reply; `None` if it may not be stored, or if
     /// storing is useless because the reply is stale and has no validator.
     pub fn meta(&self, reply: &Response, server: SocketAddr, filter: &str, times: [SystemTime; 2]) -> Option<Meta> {
-        if !self.is_get {
-            return None; // the reply to HEAD has no body to store
+        if !self.is_get || reply.status == 206 {
+            return None; // the reply to HEAD has no body to store, and parts are not put together
         }
         let mut fields: Vec<(String, String)> = reply.end_to_end().map(|(n, v)| (n.to_owned(), text(v))).collect();
         let [asked_at, now] = times;
@@ -160,6 +171,48 @@ impl Meta {
             BeforeRequest::Stale { matches: true, .. } => Fit::Stale,
             BeforeRequest::Stale { .. } => Fit::Other,
         }
+    }
+
+    /// Whether the reply may be sent although it is stale (RFC 9111, 4.2.4), by this directive of RFC 5861, or for so long if it
+    /// says nothing.
+    pub fn may_be_stale(&self, q: &Question, directive: &str, default: Option<Duration>, now: SystemTime) -> bool {
+        let name = |d: &str| d.split('=').next().unwrap_or_default().trim().to_owned();
+        let minds = |d: &str| matches!(&*name(d), "no-cache" | "max-age" | "min-fresh" | "no-store");
+        if directives(&q.parts.headers).any(minds) || q.parts.headers.contains_key("pragma") {
+            return false;
+        }
+        let Some(reply) = self.response() else { return false };
+        let said = || directives(&reply.headers);
+        if said().any(|d| NEVER_STALE.contains(&&*name(d))) {
+            return false;
+        }
+        let seconds = |d: &str| d.strip_prefix(directive)?.strip_prefix('=')?.trim_matches('"').parse().ok();
+        let limit = said().find_map(seconds).map(Duration::from_secs).or(default);
+        limit.zip(self.stale_for(now)).is_some_and(|(limit, stale)| stale < limit)
+    }
+
+    /// Returns for how long the reply has been stale.
+    fn stale_for(&self, now: SystemTime) -> Option<Duration> {
+        let asked = request_parts(headers(pairs(&self.asked))?);
+        let mut young = self.response()?;
+        young.headers.insert("age", 0.into());
+        young.headers.remove("date"); // it says the age, too
+        let lifetime = CachePolicy::new_options(&asked, &young, self.at(), CacheOptions::default());
+        let lifetime = lifetime.time_to_live(self.at()).as_secs();
+        Some(Duration::from_secs(self.age(now).saturating_sub(lifetime)))
+    }
+
+    /// Whether this validator of If-Range certainly stands for the stored reply (RFC 9110, 13.1.5).
+    pub fn is_certainly(&self, validator: &[u8]) -> bool {
+        let validator = text(validator);
+        if validator.starts_with('"') {
+            return self.field("etag") == Some(&validator);
+        }
+        let date = |name: &str| self.field(name).and_then(|d| httpdate::parse_http_date(d).ok());
+        let given = httpdate::parse_http_date(&validator).ok();
+        // 8.8.2.2: it is a strong validator if nothing can have changed in the same second
+        let strong = date("date").zip(date("last-modified")).is_some_and(|(d, m)| m + Duration::from_secs(1) <= d);
+        strong && given.is_some() && given == date("last-modified")
     }
 
     /// Returns the age of the reply in seconds (RFC 9111, 4.2.3).
@@ -249,11 +302,19 @@ impl Meta {
         since.zip(modified).is_some_and(|(since, modified)| modified <= since)
     }
 
-    /// Returns the head as a server would send it, or that of a 304 (RFC 9110, 15.4.5).
-    pub fn head(&self, known: bool, length: u64, now: SystemTime) -> Vec<u8> {
+    /// Returns the head for this part, as a server would send it.
+    pub fn head(&self, part: &Part, length: u64, now: SystemTime) -> Vec<u8> {
         // The other fields describe the body, which the client has.
         const OF_304: [&str; 7] = ["cache-control", "content-location", "date", "etag", "expires", "vary", "via"];
-        let (status, reason) = if known { (304, "Not Modified") } else { (self.status, self.reason.as_str()) };
+        let known = *part == Part::Known; // RFC 9110, 15.4.5
+        let (status, reason, size, range) = match part {
+            Part::Whole => (self.status, self.reason.as_str(), Some(length), None),
+            Part::Known => (304, "Not Modified", None, None),
+            Part::Bytes(Range { start, end }) => {
+                (206, "Partial Content", Some(end - start), Some(format!("{start}-{}/{length}", end - 1)))
+            }
+            Part::Outside => (416, "Range Not Satisfiable", Some(0), Some(format!("*/{length}"))),
+        };
         let mut head = format!("HTTP/{} {status} ", self.version).into_bytes();
         head.extend(bytes(reason));
         for (name, value) in &self.fields {
@@ -263,8 +324,11 @@ impl Meta {
             }
         }
         head.extend_from_slice(format!("\r\nAge: {}\r\n", self.age(now)).as_bytes());
-        if !known {
-            head.extend_from_slice(format!("Content-Length: {length}\r\n").as_bytes());
+        if let Some(size) = size {
+            head.extend_from_slice(format!("Content-Length: {size}\r\n").as_bytes());
+        }
+        if let Some(range) = range {
+            head.extend_from_slice(format!("Content-Range: bytes {range}\r\n").as_bytes());
         }
         head.extend_from_slice(b"\r\n");
         head

@@ -104,7 +104,7 @@ fn dates_are_those_of_http() {
 
 #[test]
 fn questions_that_are_none() {
-    for fields in ["Range: bytes=0-1\r\n", "If-Match: *\r\n", "If-Unmodified-Since: x\r\n", "If-Range: \"a\"\r\n"] {
+    for fields in ["If-Match: *\r\n", "If-Unmodified-Since: x\r\n", "Expect: 100-continue\r\n"] {
         assert!(question(fields).is_none(), "{fields}");
     }
     for (method, fields) in [
@@ -226,11 +226,67 @@ fn heads() {
     let fields =
         "Cache-Control: max-age=60\r\nX: \u{e9}\r\nConnection: y\r\nY: z\r\nKeep-Alive: 3\r\nContent-Length: 7\r\n";
     let meta = stored("", 200, fields).unwrap();
-    let head = String::from_utf8(meta.head(false, 7, at(5))).unwrap();
+    let head = String::from_utf8(meta.head(&Part::Whole, 7, at(5))).unwrap();
     let want = "HTTP/1.1 200 Some\r\nCache-Control: max-age=60\r\nX: \u{e9}\r\nDate: Sun, 06 Nov 1994 08:49:39 GMT\r\n\
                 Age: 5\r\nContent-Length: 7\r\n\r\n";
     assert_eq!(head, want);
-    let head = String::from_utf8(meta.head(true, 7, at(5))).unwrap();
+    let head = String::from_utf8(meta.head(&Part::Known, 7, at(5))).unwrap();
     let want = "HTTP/1.1 304 Not Modified\r\nCache-Control: max-age=60\r\nDate: Sun, 06 Nov 1994 08:49:39 GMT\r\nAge: 5\r\n\r\n";
     assert_eq!(head, want);
+}
+
+#[test]
+fn what_may_be_sent_stale() {
+    let may = |reply: &str, asked: &str, default: Option<u64>, after: u64| {
+        let meta = stored("", 200, &format!("{DATE}ETag: \"a\"\r\nCache-Control: {reply}\r\n")).unwrap();
+        let q = question(asked).unwrap();
+        meta.may_be_stale(&q, "stale-if-error", default.map(Duration::from_secs), at(after))
+    };
+    // RFC 5861: fresh for 10 s, and for 20 s more
+    let said = "max-age=10, stale-if-error=20";
+    assert!(may(said, "", None, 11) && may(said, "", None, 29) && !may(said, "", None, 30));
+    assert!(!may("max-age=10, stale-while-revalidate=20", "", None, 11));
+    assert!(
+        may("max-age=10", "", Some(5), 14) && !may("max-age=10", "", Some(5), 15) && !may("max-age=10", "", None, 11)
+    );
+    assert!(!may("max-age=10, stale-if-error=1", "", Some(100), 12), "the reply decides");
+    for never in ["must-revalidate", "proxy-revalidate", "no-cache", "s-maxage=5"] {
+        assert!(!may(&format!("{said}, {never}"), "", Some(100), 11), "{never}");
+    }
+    for minds in ["Cache-Control: no-cache\r\n", "Cache-Control: max-age=0\r\n", "Pragma: no-cache\r\n"] {
+        assert!(!may(said, minds, None, 11), "{minds}");
+    }
+    assert!(may(&format!("{said}\r\nAge: 7"), "", None, 22) && !may(&format!("{said}\r\nAge: 7"), "", None, 23));
+}
+
+#[test]
+fn parts_of_what_is_certainly_the_same() {
+    let meta = |fields: &str| stored("", 200, &format!("{DATE}Cache-Control: max-age=10\r\n{fields}")).unwrap();
+    let part = |meta: &Meta, fields: &str| Part::of(&request("GET", fields), meta, 10);
+    let strong = meta("ETag: \"a\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:36 GMT\r\n");
+    let some = Part::Bytes(2..5);
+    for (fields, want) in [
+        ("Range: bytes=2-4\r\n", &some),
+        ("Range: bytes=2-4\r\nIf-Range: \"a\"\r\n", &some),
+        ("Range: bytes=2-4\r\nIf-Range: Sun, 06 Nov 1994 08:49:36 GMT\r\n", &some),
+        ("Range: bytes=2-4\r\nIf-Range: W/\"a\"\r\n", &Part::Whole),
+        ("Range: bytes=2-4\r\nIf-Range: \"b\"\r\n", &Part::Whole),
+        ("Range: bytes=2-4\r\nIf-Range: Sun, 06 Nov 1994 08:49:37 GMT\r\n", &Part::Whole),
+        ("Range: bytes=2-4\r\nRange: bytes=2-4\r\n", &Part::Whole),
+        ("Range: bytes=2-4, 6-7\r\n", &Part::Whole),
+        ("Range: bytes=2-4\r\nIf-None-Match: \"a\"\r\n", &Part::Known),
+        ("Range: bytes=10-\r\n", &Part::Outside),
+    ] {
+        assert_eq!(part(&strong, fields), *want, "{fields}");
+    }
+    assert_eq!(Part::of(&request("HEAD", "Range: bytes=2-4\r\n"), &strong, 10), Part::Whole);
+    let weak = meta("ETag: W/\"a\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n");
+    for validator in ["W/\"a\"", "Sun, 06 Nov 1994 08:49:37 GMT"] {
+        assert_eq!(part(&weak, &format!("Range: bytes=2-4\r\nIf-Range: {validator}\r\n")), Part::Whole);
+    }
+    let head = String::from_utf8(strong.head(&some, 10, at(2))).unwrap();
+    assert!(head.starts_with("HTTP/1.1 206 ") && head.contains("Content-Range: bytes 2-4/10\r\n"), "{head}");
+    assert!(head.contains("Content-Length: 3\r\n") && head.contains("ETag: \"a\"\r\n"), "{head}");
+    let head = String::from_utf8(strong.head(&Part::Outside, 10, at(2))).unwrap();
+    assert!(head.starts_with("HTTP/1.1 416 ") && head.contains("Content-Range: bytes */10\r\n"), "{head}");
 }

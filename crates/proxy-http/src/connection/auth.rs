@@ -1,4 +1,4 @@
-//! Basic authentication (RFC 7617) in `Proxy-Authorization`.
+//! Basic authentication (RFC 7617): in `Proxy-Authorization` for a proxy, and in `Authorization` for a site.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use longsplice_http::Fields;
@@ -7,22 +7,22 @@ use longsplice_proxy::{
     users::{Credentials, Users},
 };
 
-/// Value of `Proxy-Authenticate`.
+/// Value of `Proxy-Authenticate` and of `WWW-Authenticate`.
 pub(crate) const CHALLENGE: &str = "Basic realm=\"longsplice\", charset=\"UTF-8\"";
 /// Maximum length in bytes of a value that can be valid: 511 bytes in base64, and the name of the scheme.
 const LONGEST: usize = 1024;
 
-/// Returns the authenticated user; `None` if authentication is not required.
-pub(crate) async fn authenticate(fields: &Fields, users: &Users) -> Result<Option<String>, Fault> {
+/// Returns the user that this field authenticates; `None` if authentication is not required.
+pub(crate) async fn authenticate(fields: &Fields, field: &str, users: &Users) -> Result<Option<String>, Fault> {
     if users.is_empty() {
         return Ok(None);
     }
     let fail = |user: Option<String>, why| Err(Fault::AuthFailed { user, why });
-    let mut given = fields.all("proxy-authorization");
+    let mut given = fields.all(field);
     let given = match (given.next(), given.next()) {
         (Some(value), None) => value,
         (None, _) => return fail(None, "no name and password"),
-        (Some(_), Some(_)) => return fail(None, "more than one Proxy-Authorization"),
+        (Some(_), Some(_)) => return fail(None, "more than one name and password"),
     };
     let Some(credentials) = basic(given) else { return fail(None, "no Basic name and password") };
     match users.check(&credentials).await {

@@ -26,11 +26,11 @@ use crate::{
 };
 use down::Down;
 use longsplice_engine::{
-    EndReason, FlowInfo, Leftovers, Leg, LegOfProxy, Message, Policy, Refusal, RelayedMessage, Side, SpliceWhen,
+    EndReason, FlowInfo, Leftovers, Leg, LegOfProxy, Message, Pair, Policy, Refusal, RelayedMessage, Side, SpliceWhen,
     Splicer,
 };
 use longsplice_http::{Body, Request, Wrong};
-use longsplice_proxy::{access::Denied, config::Http, fault::Fault, log::access_log::Outcome};
+use longsplice_proxy::{access::Denied, config::Http, fault::Fault, limits::Limits, log::access_log::Outcome};
 use std::{
     io,
     sync::Arc,
@@ -55,6 +55,9 @@ pub(crate) struct Exchange<'a> {
     changes: Changes<'a>,
     /// The request is sent again, for the whole of a reply.
     pub whole: bool,
+    limits: &'a Limits,
+    /// Content of the request and of the reply so far.
+    content: Pair<u64>,
     /// Whether the client's connection is closed afterwards, even if the reply allows another request.
     last: bool,
     /// What the cache needs of the reply, and the reply being stored.
@@ -62,6 +65,8 @@ pub(crate) struct Exchange<'a> {
     fill: Option<Fill>,
     up: Up,
     down: Down,
+    /// A cookie for the client, in the head of the reply.
+    pub cookie: Option<String>,
     /// For the access log.
     pub outcome: Outcome,
     /// Time of the last progress.
@@ -90,6 +95,8 @@ pub(crate) enum End {
     /// The server closed without a reply, and the request must not be sent twice. The client's
     /// connection is closed in the same way.
     Gone,
+    /// The server's reply has this status, and a page of ours is sent instead. `close`: the client's connection is of no use.
+    Replaced { status: u16, close: bool },
     /// Nothing of a final reply was sent: answer with this status.
     Fault(Fault, u16),
     /// The reply was started and cannot be finished.
@@ -131,6 +138,8 @@ enum Broken {
     Wrong(Wrong),
     /// The rules deny the reply.
     Denied(Denied),
+    /// A body is longer than this.
+    TooLong(u64),
 }
 
 impl<'a> Exchange<'a> {
@@ -139,7 +148,7 @@ impl<'a> Exchange<'a> {
         (client, server): (&'a mut Stream, &'a mut Stream),
         request: &'a Request,
         head: Vec<u8>,
-        (http, changes): (&'a Http, Changes<'a>),
+        (http, limits, changes): (&'a Http, &'a Limits, Changes<'a>),
         last: bool,
         (bodies, fetch): (SpliceWhen, Option<&'a Fetch>),
     ) -> Exchange<'a> {
@@ -151,6 +160,8 @@ impl<'a> Exchange<'a> {
             http,
             changes,
             whole: false,
+            limits,
+            content: Pair::default(),
             last,
             fetch,
             fill: None,
@@ -172,6 +183,7 @@ impl<'a> Exchange<'a> {
                 begun: false,
                 end: End::Stale,
             },
+            cookie: None,
             outcome: Outcome::default(),
             moved: Instant::now(),
             bodies,
@@ -196,6 +208,7 @@ impl<'a> Exchange<'a> {
                     return Poll::Ready(End::Cut(Cut::ClientReset, e.to_string()));
                 }
                 Poll::Ready(Err(Broken::Wrong(wrong))) => return Poll::Ready(self.bad_request(wrong)),
+                Poll::Ready(Err(Broken::TooLong(most))) => return Poll::Ready(self.request_too_long(most)),
                 Poll::Ready(Err(Broken::Denied(_))) => unreachable!("the rules are for replies"),
             }
         }
@@ -211,6 +224,7 @@ impl<'a> Exchange<'a> {
             Err(Broken::Client(e)) => Poll::Ready(End::Cut(Cut::ClientReset, e.to_string())),
             Err(Broken::Server(e)) => Poll::Ready(self.no_reply(&e)),
             Err(Broken::Wrong(wrong)) => Poll::Ready(self.bad_reply(&wrong.to_string())),
+            Err(Broken::TooLong(most)) => Poll::Ready(self.bad_reply(&format!("more than {most} bytes"))),
             Err(Broken::Denied(why)) if self.replied() => Poll::Ready(End::Cut(Cut::Denied, why.to_string())),
             Err(Broken::Denied(why)) => Poll::Ready(End::Fault(Fault::Denied(why), 403)),
         }
@@ -251,7 +265,10 @@ impl<'a> Exchange<'a> {
             Side::Server => down.sent = down.head.len(),
         }
         match ahead {
-            Some(ahead) => body.passed(ahead - missing),
+            Some(ahead) => {
+                body.passed(ahead - missing);
+                self.content[sender] += ahead - missing;
+            }
             None => *body = Body::UntilClose(true),
         }
         // Of a chunk, the excess is the next one.
@@ -345,6 +362,11 @@ fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
 /// Whether enough of this content is still to come: what the socket holds has to be copied anyway. Or it is long.
 fn is_to_come(ahead: Option<u64>, from: &Leg) -> bool {
     ahead.is_none_or(|ahead| ahead >= LONG || ahead >= u64::from(from.unread()) + LEAST_TO_COME)
+}
+
+/// Returns the answer to a request whose body is longer than it may be.
+pub(crate) fn too_long(most: u64) -> (Fault, u16) {
+    (Fault::BadRequest(format!("the body of the request has more than {most} bytes")), 413)
 }
 
 /// Returns the answer to a malformed request.

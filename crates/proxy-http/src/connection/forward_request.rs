@@ -19,16 +19,18 @@ use super::{
 };
 use crate::{
     cache::Fetch,
-    pool::{Lease, Pool},
+    pool::{Lease, Pool, PoolKey},
     stream::Stream,
 };
 use longsplice_engine::{FlowInfo, LegOfProxy, Refusal, SpliceWhen};
 use longsplice_http::{
     Request,
     forward::{self, Onward},
+    reply::Reply,
 };
 use longsplice_proxy::{
     access::{Rules, Subject},
+    config::Http,
     counters::Counters,
     fault::{Fault, Step},
     fields::without,
@@ -43,6 +45,8 @@ pub(super) struct RoutedRequest<'a> {
     pub request: &'a Request,
     /// Number of the route that was chosen, from 1.
     pub route: Option<usize>,
+    /// The request as servers get it, if that is not what the client sent.
+    pub changed: Option<Request>,
     /// The requested site, as the client wrote it; none for a forward proxy, which knows it from the target.
     pub site: Option<String>,
     /// The path for the rules; none if no rule has paths.
@@ -56,7 +60,9 @@ pub(super) enum To {
     /// The target that the client requested.
     Target(Target),
     /// A server of this pool, chosen by this key.
-    Pool(Arc<Pool>, u64),
+    Pool(Arc<Pool>, PoolKey),
+    /// No server: the client is told, with this status, to ask there.
+    Elsewhere(u16, String),
 }
 
 /// A connection to a server.
@@ -105,6 +111,10 @@ impl Row<'_> {
         let mut tries = Tries::default();
         loop {
             if let Err(fault) = self.seek(routed, &mut tries).await {
+                let stored = Box::pin(self.stand_in(routed.request, fetch.as_deref_mut(), record));
+                if let Some(next) = stored.await {
+                    return next;
+                }
                 return self.refuse(routed.request, record, &fault, status_of(&fault)).await;
             }
             let end = self.exchange(routed, (&tries, fetch.as_deref()), record).await;
@@ -138,7 +148,25 @@ impl Row<'_> {
                     (record.how, record.refusal) = (Cut::ServerReset.how(), Some(no_reply().to_string()));
                     Next::Close
                 }
+                End::Replaced { status, close } => {
+                    let stored = Box::pin(self.stand_in(routed.request, fetch.as_deref_mut(), record));
+                    if let Some(next) = stored.await {
+                        return next;
+                    }
+                    let pages = self.http.error_pages.clone();
+                    let page = pages.instead(status).map(|page| (page.media_type.as_str(), &*page.body));
+                    let head_only = routed.request.method == "HEAD";
+                    let reply = Reply { status, text: "an error of the server", page, close, head_only, field: None };
+                    self.say(&reply).await;
+                    if close { Next::Close } else { Next::Request }
+                }
                 End::Fault(fault, status) => {
+                    if status > 500 {
+                        let stored = Box::pin(self.stand_in(routed.request, fetch.as_deref_mut(), record));
+                        if let Some(next) = stored.await {
+                            return next;
+                        }
+                    }
                     self.answer(Some(routed.request), record, &fault, Some(status), true).await;
                     Next::Close
                 }
@@ -159,6 +187,7 @@ impl Row<'_> {
         match &routed.to {
             To::Target(target) => self.seek_target(routed, target, tries.fresh).await,
             To::Pool(pool, key) => self.seek_member(routed, (pool, *key), tries).await,
+            To::Elsewhere(..) => unreachable!("it is answered before"),
         }
     }
 
@@ -187,7 +216,7 @@ impl Row<'_> {
     async fn seek_member(
         &mut self,
         routed: &RoutedRequest<'_>,
-        (pool, key): (&Pool, u64),
+        (pool, key): (&Pool, PoolKey),
         tries: &mut Tries,
     ) -> Result<(), Fault> {
         let shared = self.live.shared.clone();
@@ -238,21 +267,12 @@ impl Row<'_> {
         let Some(Held { target, stream: server, reused, lease }) = &mut self.server else { return End::Stale };
         let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.0.habit);
         record.server = Some(server.leg.remote());
-        let (more, site) = match &routed.to {
-            To::Target(_) => (false, None),
-            To::Pool(pool, _) => (tries.failed.len() + 1 < pool.config.tries as usize, routed.site.as_deref()),
+        let more = match &routed.to {
+            To::Target(_) | To::Elsewhere(..) => false,
+            To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
         };
-        let host = routed.site.as_deref().map_or_else(|| host(target).into(), Cow::Borrowed);
-        let onward = Onward {
-            host: &host,
-            via: self.http.via.as_deref(),
-            forwarded: self.http.forwarded,
-            client: self.client.leg.source().ip(),
-            identity: self.http.identity,
-            site,
-        };
-        let changes = Changes::new(self.http, &self.current, onward.client);
-        let mut head = changes.in_request(forward::request(request, &onward));
+        let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
+        let mut head = head_for((self.http, &changes), &self.client, (routed, request), target);
         if tries.whole {
             head = without(head, &["Range", "If-Range"]);
         }
@@ -264,9 +284,14 @@ impl Row<'_> {
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { SpliceWhen::Never };
         // what comes ahead of a splice has to be copied; what is copied anyway would be slower with a small window
         server.limit(bodies != SpliceWhen::Never && habit.is_long());
+        let cookie = match (&routed.to, &*lease) {
+            (To::Pool(pool, _), Some(lease)) => pool.cookie(request, &lease.0),
+            _ => None,
+        };
         let ends = (&mut self.client, server);
-        let mut exchange = Exchange::new(ends, request, head, (self.http, changes), last, (bodies, fetch));
+        let mut exchange = Exchange::new(ends, request, head, (self.http, limits, changes), last, (bodies, fetch));
         exchange.whole = tries.whole;
+        exchange.cookie = cookie;
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let (since, alarm) = (exchange.moved, &mut self.alarm);
@@ -330,7 +355,9 @@ impl Row<'_> {
         let counters = &shared.counters;
         if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
             match end {
-                End::Done { .. } | End::Validated { .. } | End::Whole | End::Upgraded => lease.0.succeeded(counters),
+                End::Done { .. } | End::Validated { .. } | End::Whole | End::Upgraded | End::Replaced { .. } => {
+                    lease.0.succeeded(counters)
+                }
                 // a server may close an idle connection at any time: that is no failure
                 End::Stale if !reused => tries.failed(lease, no_reply(), counters),
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
@@ -356,6 +383,25 @@ impl Row<'_> {
             (_, None) => {}
         }
     }
+}
+
+/// Returns the head of a request for a server.
+pub(super) fn head_for(
+    (http, changes): (&Http, &Changes<'_>),
+    client: &Stream,
+    (routed, request): (&RoutedRequest<'_>, &Request),
+    target: &Target,
+) -> Vec<u8> {
+    let host = routed.site.as_deref().map_or_else(|| host(target).into(), Cow::Borrowed);
+    let onward = Onward {
+        host: &host,
+        via: http.via.as_deref(),
+        forwarded: http.forwarded,
+        client: client.leg.source().ip(),
+        identity: http.identity,
+        site: routed.site.as_deref().filter(|_| matches!(routed.to, To::Pool(..))),
+    };
+    changes.in_request(forward::request(request, &onward))
 }
 
 impl Tries {

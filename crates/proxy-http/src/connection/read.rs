@@ -24,7 +24,11 @@ impl Row<'_> {
                 let fault = proxy_protocol::explained(seen, Fault::BadRequest(w.to_string()));
                 (fault, Some(w.status()))
             };
-            if let Some(end) = scan.feed(seen).map_err(wrong)? {
+            let end = scan.feed(seen).map_err(wrong)?;
+            if end.unwrap_or(seen.len()) > limits.request_head as usize {
+                return Err(wrong(Wrong::HeadTooLong));
+            }
+            if let Some(end) = end {
                 let request = Request::parse(&seen[..end]).map_err(wrong)?;
                 self.client.consume(end);
                 return Ok(Some(request));

@@ -9,17 +9,18 @@
 //! Rules see the requested host and port as the target, and our own address as the server's.
 
 use super::{
-    Row,
+    Row, auth,
     forward_request::{RoutedRequest, To},
     no_trace, wrong,
 };
 use longsplice_http::{Authority, Form, Request, path};
 use longsplice_proxy::{
-    fault::Fault,
+    fault::{Fault, Step},
     log::access_log::Record,
-    routes,
+    routes::{self, RouteTo},
     target::{Host, Target},
 };
+use tokio::time::timeout;
 
 /// What a request asks of a server.
 struct Asked {
@@ -34,7 +35,7 @@ struct Asked {
 
 impl Row<'_> {
     /// Checks a request to a site, and selects the pool.
-    pub(super) fn judge_for_site<'r>(
+    pub(super) async fn judge_for_site<'r>(
         &self,
         request: &'r Request,
         record: &mut Record,
@@ -46,12 +47,39 @@ impl Row<'_> {
             let wanted = self.front.listener.intercepts.map(|_| self.judge_intercepted(request, record));
             return wanted.unwrap_or_else(|| Err((Fault::NoRoute("this host and path".into()), 404)));
         };
-        record.route = Some(format!("{number}:{}", route.pool));
-        let lost = || (Fault::NoServer(route.pool.clone()), 503);
-        let pool = self.of.pools.get(&route.pool).ok_or_else(lost)?;
-        let key = pool.key(request, self.client.leg.source().ip());
-        let routed =
-            RoutedRequest { request, route: Some(number), site, path, user: None, to: To::Pool(pool.clone(), key) };
+        record.route = Some(format!("{number}:{}", route.pool().unwrap_or("redirect")));
+        let written = match &request.form {
+            Form::Origin(path) | Form::Absolute(_, path) => path.as_str(),
+            Form::Asterisk | Form::Authority(_) => "*",
+        };
+        let rewritten = route.rewrite.as_ref().and_then(|rewrite| rewrite.apply(written));
+        let mut changed = rewritten.clone().map(|path| {
+            let mut request = request.clone();
+            request.form = Form::Origin(path);
+            request
+        });
+        let to = match &route.to {
+            RouteTo::Pool(name) => {
+                let users = if route.users.is_empty() { &self.http.users } else { &route.users };
+                let limit = self.front.listener.limits.handshake;
+                let user = timeout(limit, auth::authenticate(&request.fields, "authorization", users)).await;
+                record.user =
+                    user.map_err(|_| (Fault::Timeout(Step::Handshake), 503))?.map_err(|fault| (fault, 401))?;
+                if record.user.is_some() {
+                    // the password is for us, and not for servers
+                    changed.get_or_insert_with(|| request.clone()).keep_back("authorization");
+                }
+                let pool = self.of.pools.get(name).ok_or_else(|| (Fault::NoServer(name.clone()), 503))?;
+                To::Pool(pool.clone(), pool.key(request, self.client.leg.source().ip()))
+            }
+            RouteTo::Redirect(redirect) => {
+                let host = site.clone().unwrap_or_else(|| here.to_string());
+                let target = rewritten.as_deref().unwrap_or(written);
+                To::Elsewhere(redirect.status, redirect.to.of(&host, if target == "*" { "/" } else { target }))
+            }
+        };
+        let user = record.user.clone();
+        let routed = RoutedRequest { request, route: Some(number), changed, site, path, user, to };
         let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
         denied.map_err(|why| (Fault::Denied(why), 403))?;
         Ok(routed)
@@ -67,7 +95,7 @@ impl Row<'_> {
         let Asked { site, path, mut target, .. } = self.asked(request, record)?;
         target.port = self.client.leg.local().port();
         record.target = Some(target.to_string());
-        Ok(RoutedRequest { request, route: None, site, path, user: None, to: To::Target(target) })
+        Ok(RoutedRequest { request, route: None, changed: None, site, path, user: None, to: To::Target(target) })
     }
 
     /// Reads what a request asks of a server.
@@ -82,7 +110,9 @@ impl Row<'_> {
         };
         // The server as a whole (RFC 9110, 9.3.7): handled by the route of `/`.
         let path = if path == "*" { "/" } else { path };
-        let read = self.front.listener.rules.know_paths() || !self.http.routes.iter().all(|r| r.path.is_all());
+        let routes = &self.http.routes;
+        let read = self.front.listener.rules.know_paths()
+            || routes.iter().any(|route| !route.path.is_all() || route.rewrite.is_some());
         let path = read.then(|| path::plain(path)).transpose().map_err(wrong)?;
         let site = authority.as_ref().map(Authority::to_string);
         record.target.clone_from(&site);

@@ -46,6 +46,11 @@ impl Health {
         }
     }
 
+    /// Whether it was taken out, and no request has been answered since.
+    pub fn is_on_trial(&self) -> bool {
+        self.out.is_some()
+    }
+
     /// Records a request that was answered.
     pub fn succeeded(&mut self) -> Option<Change> {
         self.failures = 0;

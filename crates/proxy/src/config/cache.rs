@@ -1,8 +1,13 @@
 //! The cache of an HTTP listener, from the TOML file.
 
-use super::{ConfigError, ListenerConfig, source::SourceFile};
+use super::{
+    ConfigError, ListenerConfig,
+    source::SourceFile,
+    value::{Many, Parsed, Seconds},
+};
+use crate::access::Prefix;
 use serde::Deserialize;
-use std::{ops::Range, path::PathBuf};
+use std::{ops::Range, path::PathBuf, time::Duration};
 use toml::Spanned;
 
 /// Default maximum size in bytes, which a small machine can spare.
@@ -11,7 +16,7 @@ const SIZE: u64 = 1 << 30;
 const SIZE_MIN: u64 = 1 << 20;
 
 /// Location and size of a listener's cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Directory of the cache.
     pub dir: PathBuf,
@@ -19,6 +24,14 @@ pub struct CacheConfig {
     pub size: u64,
     /// Maximum size of a stored body, in bytes.
     pub object: u64,
+    /// How long stale replies are sent while the server is asked again (RFC 5861), unless they say it themselves.
+    pub stale_while_revalidate: Option<Duration>,
+    /// How long stale replies are sent if the server fails, unless they say it themselves.
+    pub stale_if_error: Option<Duration>,
+    /// How long a request waits for another one with the same URL; none: not at all.
+    pub collapse: Option<Duration>,
+    /// Clients that may remove replies with PURGE; none: PURGE is a method like others.
+    pub purge: Vec<Prefix>,
 }
 
 #[derive(Deserialize)]
@@ -27,6 +40,11 @@ pub(super) struct RawCache {
     dir: Spanned<PathBuf>,
     size: Option<Spanned<u64>>,
     object: Option<Spanned<u64>>,
+    stale_while_revalidate: Option<Seconds>,
+    stale_if_error: Option<Seconds>,
+    collapse: Option<Seconds>,
+    #[serde(default)]
+    purge: Many<Parsed<Prefix>>,
 }
 
 impl SourceFile<'_> {
@@ -43,7 +61,15 @@ impl SourceFile<'_> {
         if dir.as_os_str().is_empty() {
             return Err(self.wrong(at, "no directory for the cache: write dir = \"PATH\""));
         }
-        Ok(CacheConfig { dir: self.path(&dir), size, object })
+        Ok(CacheConfig {
+            dir: self.path(&dir),
+            size,
+            object,
+            stale_while_revalidate: raw.stale_while_revalidate.map(|s| s.0),
+            stale_if_error: raw.stale_if_error.map(|s| s.0),
+            collapse: raw.collapse.map(|s| s.0),
+            purge: raw.purge.0.into_iter().map(|p| p.0).collect(),
+        })
     }
 }
 
@@ -51,7 +77,7 @@ fn value(raw: Option<Spanned<u64>>, default: u64) -> (Range<usize>, u64) {
     raw.map_or((0..0, default), |v| (v.span(), v.into_inner()))
 }
 
-/// Whether another listener uses the same directory with different sizes.
+/// Whether another listener uses the same directory with different keys.
 pub(super) fn disagree(all: &[ListenerConfig], new: &ListenerConfig) -> bool {
     let Some(new) = new.cache() else { return false };
     all.iter().filter_map(ListenerConfig::cache).any(|c| c.dir == new.dir && c != new)

@@ -12,10 +12,11 @@ use super::{
     ftp::FtpOptions,
     intercepting::Shown,
     login::{RawDestination, RawKeys, RawLogin},
+    pages::RawErrorPage,
     plug::parse_listen,
     pool::PoolConfig,
     route::RawRoute,
-    site::RawPool,
+    site::{Number, RawPool},
     socks::RawCommands,
     source::SourceFile,
     table::{Keys, Table},
@@ -171,6 +172,7 @@ pub(super) struct Listener {
     tap: Option<Spanned<PathBuf>>,
     filter: Option<Spanned<Table<RawFilter>>>,
     fields: Option<Spanned<RawFields>>,
+    error_page: Option<Spanned<Tables<RawErrorPage>>>,
     cache: Option<Spanned<RawCache>>,
     ftp: Option<Spanned<Table<FtpOptions>>>,
     #[serde(default)]
@@ -197,11 +199,11 @@ pub(super) enum Name {
 }
 
 impl Name {
-    /// Whether clients can log in. `forwards`: whether they name their targets.
-    fn has_users(self, forwards: bool) -> bool {
+    /// Whether clients can log in. `http`: whether those of HTTP can.
+    fn has_users(self, http: bool) -> bool {
         match self {
             Name::Socks5 | Name::Ftp | Name::Login => true,
-            Name::Http => forwards,
+            Name::Http => http,
             Name::Tls | Name::Plug | Name::Transparent | Name::Tpot => false,
         }
     }
@@ -303,6 +305,9 @@ pub(super) enum LimitsKey {
     Connect,
     Reply,
     KeepAlive,
+    RequestHead,
+    RequestBody,
+    ReplyBody,
     ConnectionsPerClient,
     Connections,
 }
@@ -317,6 +322,9 @@ impl Keys for Limits {
             LimitsKey::Connect => self.connect = table.next_value::<Seconds>()?.0,
             LimitsKey::Reply => self.reply = table.next_value::<Seconds>()?.0,
             LimitsKey::KeepAlive => self.keep_alive = table.next_value::<Seconds>()?.0,
+            LimitsKey::RequestHead => self.request_head = table.next_value::<Number<1024, 32768>>()?.0,
+            LimitsKey::RequestBody => self.request_body = Some(table.next_value()?),
+            LimitsKey::ReplyBody => self.reply_body = Some(table.next_value()?),
             LimitsKey::ConnectionsPerClient => self.connections_per_client = table.next_value::<Count>()?.0,
             LimitsKey::Connections => self.connections = Some(table.next_value::<Count>()?.0),
         }
@@ -399,7 +407,8 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         let tap = listener.get_ref().tap.as_ref().map(Spanned::span);
         let listener = source.listener(listener, &config.pools)?;
         if disagree(&config.listeners, &listener) {
-            let cure = "another listener has a cache in this directory, of other sizes: write the same, or another dir";
+            let cure =
+                "another listener has a cache in this directory, with other keys: write the same, or another dir";
             return Err(source.wrong(cache.unwrap_or(listen), cure));
         }
         if let Some(other) = config.collision(&listener) {
@@ -440,13 +449,13 @@ impl SourceFile<'_> {
             raw.forwarded.as_ref().map(Spanned::span),
             raw.strict_replies.as_ref().map(Spanned::span),
             raw.fields.as_ref().map(Spanned::span),
+            raw.error_page.as_ref().map(Spanned::span),
         ];
         if let (Some(span), true) = (of_http.into_iter().flatten().next(), raw.protocol != Name::Http) {
             return Err(self.wrong(span, "only HTTP has this: remove the key, or use protocol = \"http\""));
         }
-        if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http || !raw.route.0.is_empty()) {
-            let cure = "only forward proxies and intercepted HTTP have caches: remove the key, or use \
-                        protocol = \"http\" without routes, or inside = \"http\"";
+        if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http) {
+            let cure = "only HTTP has caches: remove the key, or use protocol = \"http\", or inside = \"http\"";
             return Err(self.wrong(cache.span(), cure));
         }
         let methods_or_path = |r: &Spanned<RawRule>| {
@@ -461,7 +470,9 @@ impl SourceFile<'_> {
             return Err(self.wrong(ftp.span(), "only FTP has this: remove the key, or use protocol = \"ftp\""));
         }
         let names_users = |r: &Spanned<RawRule>| r.get_ref().users.as_ref().map(Spanned::span);
-        if !raw.protocol.has_users(raw.route.0.is_empty() && whose.is_none())
+        let asked = |r: &Spanned<RawRoute>| r.get_ref().users.is_some() || r.get_ref().users_file.is_some();
+        let ask = raw.users.is_some() || raw.users_file.is_some() || raw.route.0.iter().any(asked);
+        if !raw.protocol.has_users((raw.route.0.is_empty() || ask) && whose.is_none())
             && let Some(span) = raw.rules.0.iter().find_map(names_users)
         {
             return Err(self.wrong(span, "clients of this listener do not log in: remove the key"));
@@ -488,16 +499,9 @@ impl SourceFile<'_> {
             return Err(self.wrong(span, "only SOCKS has this: remove the key, or use protocol = \"socks5\""));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
-        match (raw.protocol, users.clone(), raw.route.0.first()) {
-            (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span), _) => {
-                let cure =
-                    "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
-                return Err(self.wrong(span, cure));
-            }
-            (Name::Http, Some(span), Some(_)) => {
-                return Err(self.wrong(span, "the servers of a site ask for passwords themselves: remove the users"));
-            }
-            _ => {}
+        if let (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span)) = (raw.protocol, users.clone()) {
+            let cure = "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
+            return Err(self.wrong(span, cure));
         }
         let protocol = match (raw.protocol, raw.target) {
             (Name::Socks5, None) => Protocol::Socks5 {
@@ -517,6 +521,9 @@ impl SourceFile<'_> {
                 }
                 if let Some(raw) = raw.fields {
                     http.fields = Arc::new(self.fields(raw.into_inner())?);
+                }
+                if let Some(pages) = raw.error_page {
+                    http.error_pages = self.error_pages(pages.into_inner())?.into();
                 }
                 http.strict_replies = raw.strict_replies.is_some_and(Spanned::into_inner);
                 http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;
@@ -680,12 +687,7 @@ impl SourceFile<'_> {
         via: Option<Spanned<String>>,
         forwarded: Option<Spanned<RawForwarded>>,
     ) -> Result<Http, ConfigError> {
-        let span = inline.as_ref().map(Spanned::span);
-        let mut http = Http { users: self.users(inline, file)?, ..Http::default() };
-        // In a users file, the name ends at the first colon.
-        if let (true, Some(span)) = (http.users.names().any(|n| n.contains(':')), span) {
-            return Err(self.wrong(span, "a name with a colon cannot be sent (RFC 7617, 2): choose another"));
-        }
+        let mut http = Http { users: self.http_users(inline, file)?, ..Http::default() };
         if let Some(via) = via {
             // A pseudonym is a token (RFC 9110, 7.6.3), or a host with a port.
             let good = |b: u8| b.is_ascii_alphanumeric() || b"-._:".contains(&b);
@@ -700,6 +702,21 @@ impl SourceFile<'_> {
             Some(RawForwarded::None) | None => Forwarded::None,
         };
         Ok(http)
+    }
+
+    /// Users who log in with Basic authentication.
+    pub(super) fn http_users(
+        &self,
+        inline: Option<Spanned<BTreeMap<String, String>>>,
+        file: Option<Spanned<PathBuf>>,
+    ) -> Result<Users, ConfigError> {
+        let span = inline.as_ref().map(Spanned::span);
+        let users = self.users(inline, file)?;
+        // In a users file, the name ends at the first colon.
+        if let (true, Some(span)) = (users.names().any(|n| n.contains(':')), span) {
+            return Err(self.wrong(span, "a name with a colon cannot be sent (RFC 7617, 2): choose another"));
+        }
+        Ok(users)
     }
 
     fn users(

@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 26] = [
+const TABLES: [(&str, &[&str]); 30] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
@@ -56,7 +56,11 @@ const TABLES: [(&str, &[&str]); 26] = [
     ("[[listener]]\nlogin.check.unknown = 1", &["External check"]),
     ("[[listener]]\ndestination = [{ unknown = 1 }]", &["Destinations"]),
     ("[[listener]]\nroute = [{ unknown = 1 }]", &["Reverse proxy", "TLS routes"]),
+    ("[[listener]]\nroute = [{ rewrite = { unknown = 1 } }]", &["Rewriting"]),
+    ("[[listener]]\nroute = [{ redirect = { unknown = 1 } }]", &["Redirects"]),
+    ("[[listener]]\nerror_page = [{ unknown = 1 }]", &["Error pages"]),
     ("[pool.p]\nunknown = 1", &["Pools"]),
+    ("[pool.p]\nsticky.unknown = 1", &["Sticky cookies"]),
     ("[pool.p]\nservers = [{ unknown = 1 }]", &["Servers"]),
     ("[pool.p]\ncheck.unknown = 1", &["Health checks"]),
 ];
@@ -184,6 +188,7 @@ fn the_page_has_the_right_defaults() {
         ("Limits", "connect", seconds(limits.connect)),
         ("Limits", "reply", seconds(limits.reply)),
         ("Limits", "keep_alive", seconds(limits.keep_alive)),
+        ("Limits", "request_head", limits.request_head.to_string()),
         ("Limits", "connections_per_client", limits.connections_per_client.to_string()),
         ("BIND", "wait", seconds(commands.bind.wait)),
         ("BIND", "any_peer", commands.bind.any_peer.to_string()),
@@ -236,6 +241,9 @@ fn the_page_has_the_right_defaults() {
 fn the_examples_of_the_page_are_right() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("users"), "carl:pw\n").unwrap();
+    for page in ["404.html", "error.html"] {
+        fs::write(dir.path().join(page), "<p>sorry</p>").unwrap();
+    }
     let keys = dir.path().join("tpot.keys");
     fs::write(&keys, "000102030405060708090a0b0c0d0e0f\n").unwrap();
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();

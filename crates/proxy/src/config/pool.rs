@@ -23,6 +23,10 @@ pub struct PoolConfig {
     pub idle_connections: usize,
     /// Time for which an idle connection is kept.
     pub idle_time: Duration,
+    /// The cookie that keeps a client at its server.
+    pub sticky: Option<Sticky>,
+    /// Time in which the share of a server that has come back grows to its weight; zero: at once.
+    pub slow_start: Duration,
     /// Thresholds for taking servers out and back.
     pub health: HealthLimits,
     /// Active checks; none: only requests tell whether a server is down.
@@ -49,10 +53,25 @@ impl PoolConfig {
             idle_connections: 32,
             // The same default as in nginx. Connections that servers close earlier are noticed.
             idle_time: Duration::from_secs(60),
+            sticky: None,
+            slow_start: Duration::ZERO,
             health: HealthLimits::default(),
             check: None,
         }
     }
+}
+
+/// A cookie that names a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sticky {
+    /// Name of the cookie.
+    pub cookie: String,
+    /// Makes its values unpredictable. Proxies with the same secret give the same values.
+    pub secret: String,
+    /// Clients may send it over TLS only.
+    pub secure: bool,
+    /// How long clients keep it; none: until they end.
+    pub max_age: Option<Duration>,
 }
 
 /// How requests are distributed over the servers of a pool.

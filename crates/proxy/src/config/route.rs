@@ -3,6 +3,7 @@
 
 use super::{
     fields::RawFields,
+    rewrite::{RawRedirect, RawRewrite},
     value::{Many, Parsed},
 };
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     target::Target,
 };
 use serde::Deserialize;
-use std::{ops::Range, str::FromStr};
+use std::{collections::BTreeMap, ops::Range, path::PathBuf, str::FromStr};
 use toml::Spanned;
 
 /// An optional list.
@@ -31,6 +32,10 @@ pub(super) struct RawRoute {
     pub path_regex: Option<Spanned<Parsed<Regex>>>,
     pub pool: Option<Spanned<String>>,
     pub fields: Option<Spanned<RawFields>>,
+    pub redirect: Option<Spanned<RawRedirect>>,
+    pub rewrite: Option<Spanned<RawRewrite>>,
+    pub users: Option<Spanned<BTreeMap<String, String>>>,
+    pub users_file: Option<Spanned<PathBuf>>,
 }
 
 /// A key, and the position of its value.
@@ -49,10 +54,13 @@ impl RawRoute {
     /// Returns the first key that only HTTP has.
     pub fn key_of_http(&self) -> Option<Key> {
         let path = key("path", &self.path).or(key("path_exact", &self.path_exact));
+        let to = key("pool", &self.pool).or(key("redirect", &self.redirect)).or(key("rewrite", &self.rewrite));
+        let users = key("users", &self.users).or(key("users_file", &self.users_file));
         key("host", &self.host)
             .or(path)
             .or(key("path_regex", &self.path_regex))
-            .or(key("pool", &self.pool))
+            .or(to)
+            .or(users)
             .or(key("fields", &self.fields))
     }
 }

@@ -2,13 +2,13 @@
 
 use super::{
     ConfigError,
-    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
+    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
     route::{RawRoute, list},
     source::SourceFile,
     value::{OrNumber, Parsed, Seconds},
 };
 use crate::{
-    routes::{Paths, Route},
+    routes::{Paths, Route, RouteTo},
     target::Target,
 };
 use longsplice_http::Authority;
@@ -29,9 +29,22 @@ pub(super) struct RawPool {
     tries: Option<Number<1, 16>>,
     idle_connections: Option<Number<0, 65536>>,
     idle_time: Option<Seconds>,
+    sticky: Option<RawSticky>,
+    slow_start: Option<Spanned<Seconds>>,
     failures: Option<Number<1, 1_000_000>>,
     out: Option<Seconds>,
     check: Option<RawCheck>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSticky {
+    cookie: Parsed<FieldName>,
+    #[serde(default)]
+    secret: String,
+    #[serde(default)]
+    secure: bool,
+    max_age: Option<Seconds>,
 }
 
 /// A server of a pool: `"HOST:PORT"`, or a table.
@@ -169,6 +182,10 @@ impl SourceFile<'_> {
         {
             return Err(self.wrong(span, &format!("{} is there twice: give it a weight instead", twice.1.target)));
         }
+        if let (RawBalance::ConsistentHash, Some(slow)) = (raw.balance, &raw.slow_start) {
+            let cure = "clients would change their servers all the time: remove slow_start, or use another balance";
+            return Err(self.wrong(slow.span(), cure));
+        }
         let d = PoolConfig::new(name, servers);
         Ok(PoolConfig {
             balance: match (raw.balance, raw.hash_field) {
@@ -184,6 +201,13 @@ impl SourceFile<'_> {
             tries: raw.tries.map_or(d.tries, |n| n.0),
             idle_connections: raw.idle_connections.map_or(d.idle_connections, |n| n.0 as usize),
             idle_time: raw.idle_time.map_or(d.idle_time, |s| s.0),
+            sticky: raw.sticky.map(|s| Sticky {
+                cookie: s.cookie.0.0,
+                secret: s.secret,
+                secure: s.secure,
+                max_age: s.max_age.map(|s| s.0),
+            }),
+            slow_start: raw.slow_start.map_or(d.slow_start, |s| s.into_inner().0),
             health: HealthLimits {
                 failures: raw.failures.map_or(d.health.failures, |n| n.0),
                 out: raw.out.map_or(d.health.out, |s| s.0),
@@ -204,19 +228,33 @@ impl SourceFile<'_> {
         let raw = spanned.into_inner();
         if let Some((key, at)) = raw.key_of_tls() {
             let cure = format!(
-                "routes of HTTP have host, path, path_exact, path_regex, pool and fields: remove `{key}`, \
+                "routes of HTTP have hosts, paths, pools and redirects, and no `{key}`: remove it, \
                  or use protocol = \"tls\""
             );
             return Err(self.wrong(at, &cure));
         }
-        let Some(pool) = raw.pool else {
-            return Err(self.wrong(span, "a route of HTTP needs a pool: add pool = \"NAME\", and [pool.NAME]"));
+        let asks = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
+        let to = match (raw.pool, raw.redirect, asks) {
+            (Some(pool), None, _) if pools.iter().any(|p| p.name == *pool.get_ref()) => {
+                RouteTo::Pool(pool.into_inner())
+            }
+            (Some(pool), None, _) => {
+                let name = pool.get_ref();
+                let cure = format!("there is no pool {name:?}: add [pool.{name}] with servers = [\"HOST:PORT\"]");
+                return Err(self.wrong(pool.span(), &cure));
+            }
+            (None, Some(_), Some(users)) => {
+                return Err(self.wrong(users, "a redirect asks nobody for a password: remove the users"));
+            }
+            (None, Some(redirect), None) => RouteTo::Redirect(redirect.into_inner().into()),
+            (Some(_), Some(redirect), _) => {
+                return Err(self.wrong(redirect.span(), "a route has a pool or a redirect: remove one of them"));
+            }
+            (None, None, _) => {
+                let cure = "a route of HTTP needs a pool: add pool = \"NAME\", and [pool.NAME], or a redirect";
+                return Err(self.wrong(span, cure));
+            }
         };
-        let (at, pool) = (pool.span(), pool.into_inner());
-        if !pools.iter().any(|p| p.name == pool) {
-            let cure = format!("there is no pool {pool:?}: add [pool.{pool}] with servers = [\"HOST:PORT\"]");
-            return Err(self.wrong(at, &cure));
-        }
         let path = match (raw.path, raw.path_exact, raw.path_regex) {
             (None, None, None) => Paths::default(),
             (Some(p), None, None) => Paths::Below(p.into_inner().0),
@@ -225,7 +263,9 @@ impl SourceFile<'_> {
             _ => return Err(self.wrong(span, "a route has one of path, path_exact and path_regex: remove the others")),
         };
         let fields = raw.fields.map(|fields| self.fields(fields.into_inner())).transpose()?.unwrap_or_default();
-        Ok(Route { hosts: list(raw.host).collect(), path, pool, fields })
+        let rewrite = raw.rewrite.map(|rewrite| self.rewrite(rewrite, &path)).transpose()?;
+        let users = self.http_users(raw.users, raw.users_file)?;
+        Ok(Route { hosts: list(raw.host).collect(), path, to, rewrite, users, fields })
     }
 }
 

@@ -335,21 +335,30 @@ fn caches() {
         config.listeners[0].cache().unwrap().clone()
     };
     let dir = PathBuf::from("/etc/c");
-    assert_eq!(cache(""), CacheConfig { dir: dir.clone(), size: 1 << 30, object: 1 << 28 });
-    assert_eq!(cache("size = 1048576"), CacheConfig { dir: dir.clone(), size: 1 << 20, object: 1 << 18 });
-    assert_eq!(cache("object = 1"), CacheConfig { dir, size: 1 << 30, object: 1 });
+    assert_eq!(cache(""), CacheConfig { dir: dir.clone(), size: 1 << 30, object: 1 << 28, ..CacheConfig::default() });
+    assert_eq!(
+        cache("size = 1048576"),
+        CacheConfig { dir: dir.clone(), size: 1 << 20, object: 1 << 18, ..CacheConfig::default() }
+    );
+    assert_eq!(cache("object = 1"), CacheConfig { dir, size: 1 << 30, object: 1, ..CacheConfig::default() });
     let mistake =
         |more: &str, at, cure: &str| expect(&format!("{HTTP}[listener.cache]\ndir = \"c\"\n{more}"), at, cure);
     mistake("size = 1000", (6, 8), "write 1048576 or more");
     mistake("size = -1", (6, 8), "expected u64");
     mistake("object = 0", (6, 10), "a number from 1 to the size, 1073741824");
     mistake("size = 2000000\nobject = 2000001", (7, 10), "a number from 1 to the size, 2000000");
-    mistake("memory = 1", (6, 1), "unknown field `memory`, expected one of `dir`, `size`, `object`");
+    mistake(
+        "memory = 1",
+        (6, 1),
+        "unknown field `memory`, expected one of `dir`, `size`, `object`, `stale_while_revalidate`",
+    );
     expect(&format!("{HTTP}[listener.cache]\n"), (4, 1), "missing field `dir`");
     expect(&format!("{HTTP}cache.dir = \"\""), (4, 13), "no directory");
-    expect(&socks("cache.dir = \"c\""), (4, 1), "only forward proxies and intercepted HTTP have caches");
+    expect(&socks("cache.dir = \"c\""), (4, 1), "only HTTP has caches");
     let site = format!("{HTTP}cache.dir = \"c\"\nroute = [{{ pool = \"p\" }}]\n[pool.p]\nservers = [\"a:1\"]");
-    expect(&site, (4, 1), "without routes");
+    assert!(read(&site).unwrap().listeners[0].cache().is_some());
+    mistake("purge = \"x\"", (6, 9), "");
+    mistake("collapse = 0", (6, 12), "above 0");
     let two = |size| {
         format!("{HTTP}cache.dir = \"c\"\n{}cache = {{ dir = \"c\", size = {size} }}", HTTP.replace(":80", ":81"))
     };
@@ -374,7 +383,10 @@ fn sites() {
     let listener = &config.listeners[0];
     let Protocol::Http(http) = &listener.protocol else { panic!() };
     assert!(!listener.rules.guarded && listener.rules.know_paths());
-    assert_eq!(http.routes.iter().map(|r| (r.hosts.len(), r.pool.as_str())).collect::<Vec<_>>(), [(1, "p"), (0, "p")]);
+    assert_eq!(
+        http.routes.iter().map(|r| (r.hosts.len(), r.pool().unwrap())).collect::<Vec<_>>(),
+        [(1, "p"), (0, "p")]
+    );
     assert_eq!(http.routes[1].path, Paths::default());
     let pool = &config.pools[0];
     assert_eq!(pool.servers.iter().map(|s| s.weight).collect::<Vec<_>>(), [1, 3]);
@@ -393,14 +405,26 @@ fn mistakes_in_sites() {
     let route = |more: &str| format!("{SITE}[[listener.route]]\n{more}\n[pool.p]\nservers = [\"a:1\"]\n");
     expect(&route("pool = \"q\""), (5, 8), "there is no pool \"q\": add [pool.q]");
     expect(&route("path = \"/\""), (4, 1), "needs a pool: add pool = ");
-    expect(&route("pool = \"p\"\nalpn = \"h2\""), (6, 8), "remove `alpn`, or use protocol = \"tls\"");
-    expect(&route("target = \"a:1\""), (5, 10), "host, path, path_exact, path_regex and pool: remove `target`");
+    expect(&route("pool = \"p\"\nalpn = \"h2\""), (6, 8), "no `alpn`: remove it, or use protocol = \"tls\"");
+    expect(&route("target = \"a:1\""), (5, 10), "hosts, paths, pools and redirects, and no `target`: remove it");
     expect(&route("path = \"a\"\npool = \"p\""), (5, 8), "begin it with `/`");
     expect(&route("path_regex = \"(\"\npool = \"p\""), (5, 14), "unclosed group");
     expect(&route("host = \"*\"\npool = \"p\""), (5, 8), "leave");
     expect(&route("path = \"/\"\npath_exact = \"/\"\npool = \"p\""), (4, 1), "one of path, path_exact and path_regex");
     let keyed = |key: &str| format!("{SITE}{key}\n[[listener.route]]\npool = \"p\"\n[pool.p]\nservers = [\"a:1\"]\n");
-    expect(&keyed("users = { a = \"b\" }"), (4, 9), "remove the users");
+    expect(&keyed("users = {}"), (4, 9), "no users");
+    expect(&keyed("users = { \"a:b\" = \"c\" }"), (4, 9), "cannot be sent");
+    expect(&route("pool = \"p\"\nredirect = { to = \"/\" }"), (6, 12), "a pool or a redirect");
+    expect(&route("redirect = { to = \"x\" }"), (5, 19), "begin it with http://");
+    expect(&route("redirect = { to = \"/\", status = 304 }"), (5, 33), "write 301, 302, 303, 307 or 308");
+    expect(&route("redirect = { to = \"/\" }\nusers = { a = \"b\" }"), (6, 9), "asks nobody for a password");
+    expect(&route("pool = \"p\"\nusers = {}"), (6, 9), "no users");
+    expect(&route("pool = \"p\"\npath_exact = \"/a\"\nrewrite = { prefix = \"/\" }"), (7, 11), "the route's `path`");
+    expect(&route("pool = \"p\"\nrewrite = { regex = 'a' }"), (6, 11), "with to = ");
+    expect(&route("pool = \"p\"\nrewrite = { regex = 'a', to = 'a b' }"), (6, 31), "as %XX");
+    expect(&keyed("error_page = [{ status = 304, file = \"x\" }]"), (4, 26), "from 400 to 599");
+    expect(&keyed("error_page = [{ status = 404, file = \"/no/such\" }]"), (4, 38), "No such file");
+    expect(&keyed("limits = { request_head = 1 }"), (4, 27), "from 1024 to 32768");
     expect(&keyed("rules = [{ action = \"deny\", path = \"x\" }]"), (4, 36), "begin it with `/`");
     expect(&keyed("rules = [{ action = \"deny\", methods = \"get\" }]"), (4, 39), "in capital letters");
     expect(

@@ -47,6 +47,10 @@ counts! {
     Misses cache_misses,
     /// Requests answered from the disk after the server confirmed that the stored reply is still valid.
     Revalidated cache_revalidated,
+    /// Requests answered from the disk with a stale reply: its server is being asked again, or has failed.
+    Stale cache_stale,
+    /// Requests that have waited for another one with the same URL, and were answered with its stored reply.
+    Collapsed cache_collapsed,
     /// Replies stored.
     Stored cache_stored,
     /// Replies removed to make room.

@@ -3,7 +3,7 @@
 mod changed;
 
 use super::{Broken, CLAMPED, Cut, End, Exchange, is_to_come, is_worth, no_reply, write_head};
-use crate::cache::Heard;
+use crate::cache::{Fetch, Heard};
 use changed::Change;
 use longsplice_engine::{LegOfProxy, Refusal};
 use longsplice_http::{
@@ -140,6 +140,15 @@ impl Exchange<'_> {
         }
         let change = self.change_of(reply)?;
         let early = !self.up_done();
+        let failed = matches!(reply.status, 500 | 502..=504) && self.fetch.is_some_and(Fetch::stands_in);
+        if failed || self.http.error_pages.instead(reply.status).is_some() {
+            return Err(End::Replaced { status: reply.status, close: self.last || early });
+        }
+        if let (Framing::Exact(length), Some(most)) = (reply.framing, self.limits.reply_body)
+            && length > most
+        {
+            return refuse(&format!("the reply has {length} bytes, and may have {most}"));
+        }
         // The server would take the unread rest of the request for the next one.
         let reuse = reply.keep_alive && !early && !self.request.has_odd_content();
         if let Some(fetch) = self.fetch {
@@ -169,6 +178,8 @@ impl Exchange<'_> {
             Framing::UntilClose => (is_worth(self.bodies, None), true),
             Framing::None => (false, false),
         };
+        // of a body without a length, each byte has to be counted
+        self.down.copy = self.limits.reply_body.is_some() && reply.framing == Framing::UntilClose;
         self.down.long = long;
         if large && (!long || self.down.change.as_ref().is_some_and(|change| !change.is_limited())) {
             self.server.leg.unclamp(); // it is copied
@@ -182,7 +193,8 @@ impl Exchange<'_> {
     /// Parses the buffered part of the reply's body, and passes its content to the filter.
     pub(super) fn check(&mut self) -> Result<(), Broken> {
         self.change_content()?;
-        let Exchange { server, down, .. } = self;
+        let Exchange { server, down, content, limits, .. } = self;
+        let most = limits.reply_body.unwrap_or(u64::MAX);
         let Down { body: Some(body), checked, strip, filter, hold, head, change, .. } = down else { return Ok(()) };
         let mut at = *checked;
         // Start of a repaired part, and its replacement.
@@ -192,6 +204,12 @@ impl Exchange<'_> {
         while at < server.in_hand().len() && !body.is_done() && !(*strip && at > 0) && stays(change) {
             let rest = &server.in_hand()[at..];
             let step = body.step(rest).map_err(Broken::Wrong)?;
+            if let Step::Content(n) = step {
+                content.server += n as u64;
+            }
+            if content.server.saturating_add(body.ahead().unwrap_or(0)) > most {
+                return Err(Broken::TooLong(most));
+            }
             let (taken, instead) = (&rest[..step.len()], body.mended());
             let goes = instead.as_deref().unwrap_or(taken);
             if let (Step::Content(_), Some(filter)) = (step, &mut *filter) {
@@ -268,7 +286,14 @@ impl Exchange<'_> {
     pub(super) fn begin(&mut self, reply: &Response, close: bool, changed: bool) {
         let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
         let head = forward::response(reply, &Back { via, client, close, now, changed });
-        self.down.head = if reply.is_interim() { head } else { self.changes.in_reply(head, reply.status) };
+        self.down.head = head;
+        if let Some(cookie) = self.cookie.as_ref().filter(|_| !reply.is_interim()) {
+            self.down.head.truncate(self.down.head.len() - 2); // the empty line
+            self.down.head.extend(format!("Set-Cookie: {cookie}\r\n\r\n").as_bytes());
+        }
+        if !reply.is_interim() {
+            self.down.head = self.changes.in_reply(std::mem::take(&mut self.down.head), reply.status);
+        }
         self.down.sent = 0;
     }
 

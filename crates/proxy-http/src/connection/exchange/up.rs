@@ -1,7 +1,7 @@
 //! The request, from client to server.
 
-use super::{Broken, Cut, End, Exchange, bad_request, is_to_come, is_worth, write_head};
-use longsplice_http::{Body, Wrong};
+use super::{Broken, Cut, End, Exchange, bad_request, is_to_come, is_worth, too_long, write_head};
+use longsplice_http::{Body, Step, Wrong};
 use longsplice_proxy::log::access_log::Outcome;
 use std::{
     io,
@@ -41,9 +41,18 @@ impl Exchange<'_> {
 
     pub(super) fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         let Exchange { client, server, up, down, outcome: Outcome { passed, .. }, moved, bodies, ahead, .. } = self;
+        let most = self.limits.request_body.unwrap_or(u64::MAX);
         loop {
             while up.checked < client.in_hand().len() && !up.body.is_done() {
-                up.checked += up.body.step(&client.in_hand()[up.checked..]).map_err(Broken::Wrong)?.len();
+                let step = up.body.step(&client.in_hand()[up.checked..]).map_err(Broken::Wrong)?;
+                up.checked += step.len();
+                if let Step::Content(n) = step {
+                    self.content.client += n as u64;
+                }
+                // what is ahead is part of a chunk whose size is known
+                if self.content.client.saturating_add(up.body.ahead().unwrap_or(0)) > most {
+                    return Poll::Ready(Err(Broken::TooLong(most)));
+                }
             }
             // Not before the body has begun: the client may wait for 100 (RFC 9110, 10.1.1).
             let begun = up.checked > 0 && up.checked == client.in_hand().len();
@@ -76,6 +85,11 @@ impl Exchange<'_> {
                 up.body.end_of_stream().map_err(Broken::Wrong)?;
             }
         }
+    }
+
+    pub(super) fn request_too_long(&self, most: u64) -> End {
+        let (fault, status) = too_long(most);
+        if self.replied() { End::Cut(Cut::BadRequest, fault.to_string()) } else { End::Fault(fault, status) }
     }
 
     pub(super) fn bad_request(&self, wrong: Wrong) -> End {

@@ -94,7 +94,8 @@ impl Exchange<'_> {
 
     /// Changes the content in the buffer. What becomes of it is behind the head.
     pub(super) fn change_content(&mut self) -> Result<(), Broken> {
-        let Exchange { server, down, .. } = self;
+        let Exchange { server, down, content: all, limits, .. } = self;
+        let most = limits.reply_body.unwrap_or(u64::MAX);
         let Down { body: Some(body), change: Some(change), head, sent, filter, .. } = down else { return Ok(()) };
         if change.is_over() {
             return Ok(());
@@ -114,6 +115,10 @@ impl Exchange<'_> {
             let _ = body.mended(); // our own framing is right
             content.clear();
             if let Step::Content(n) = step {
+                all.server += n as u64;
+                if all.server > most {
+                    return Err(Broken::TooLong(most));
+                }
                 if let Some(filter) = &mut *filter {
                     filter.read(&rest[..n]);
                 }
