@@ -141,7 +141,7 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
         tracing::warn!("{warning}");
     }
-    if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
+    if config.listeners.iter().all(|l| l.tap_dirs().next().is_none() && l.cache().is_none()) {
         options.datapath.tap_ring = 0; // the smallest possible
     }
     if config.listeners.iter().all(|l| !l.policy.hold && !l.holds_first_data()) {

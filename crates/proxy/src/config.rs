@@ -350,7 +350,7 @@ impl ListenerConfig {
     }
 
     /// Returns the directories of its taps, of all connections or of some.
-    pub(crate) fn tap_dirs(&self) -> impl Iterator<Item = &PathBuf> {
+    pub fn tap_dirs(&self) -> impl Iterator<Item = &PathBuf> {
         self.tap.iter().chain(self.triggers.iter().filter_map(Trigger::tap_dir))
     }
 

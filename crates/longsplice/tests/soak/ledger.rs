@@ -357,8 +357,13 @@ impl Book {
             Some(Err(error)) if is_waiting(error) && self.is_untold(s.began, 1) => return Ok(()),
             Some(Err(error)) if is_waiting(error) => return Err(format!("hung: {error}")),
             Some(Err(error)) if self.excuses(s) => return self.excused(s),
-            // in the handshake of a proxy protocol
-            Some(Err(error)) if error.kind() == ErrorKind::ConnectionReset && self.may_be_unheard() => return Ok(()),
+            // in the handshake of a proxy protocol, or by the last connection of its port
+            Some(Err(error))
+                if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
+                    && self.may_be_unheard() =>
+            {
+                return Ok(());
+            }
             Some(Err(error)) => return Err(format!("not connected: {error}")),
             None => return Ok(()),
         };
