@@ -52,6 +52,7 @@ fn every_example_starts() {
         fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     };
     secret("users", "carl:pw\n");
+    ["404.html", "error.html"].iter().for_each(|page| secret(page, "<p>It fails</p>"));
     secret("tpot.keys", "000102030405060708090a0b0c0d0e0f\n");
     let (readme, page) = (include_str!("../../../README.md"), include_str!("../../../docs/configuration.md"));
     let all: Vec<&str> = blocks(readme).chain(blocks(page)).collect();

@@ -184,6 +184,8 @@ fn another_protocol_is_spliced_from_its_first_byte_on() {
                     let all = [switched.as_bytes(), b"first"].concat();
                     connection.write_all(&all).unwrap();
                     for size in [BEFORE, SIZE] {
+                        // not sooner: the client reads nothing until the flow is spliced, and a drain has to wait for it
+                        assert!(!from.fill_buf().unwrap().is_empty());
                         exchange(&connection, &mut from, size, OF_SERVER, OF_CLIENT);
                     }
                     assert_eq!(from.read(&mut [0]).unwrap(), 0, "more than the client has sent");

@@ -74,7 +74,8 @@ impl Talk {
     pub fn end(mut self, traffic: &Traffic, began: Instant) {
         // the server may wait for as long
         let patience = self.0.get_ref().set_read_timeout(Some(2 * HANGS));
-        let ended = patience.and_then(|()| self.hear(&[226, 426])).and_then(|_| self.ask("QUIT", 221));
+        // 425: a client that resets its data connection may do so before the server has its own. The stream is judged anyway.
+        let ended = patience.and_then(|()| self.hear(&[226, 425, 426])).and_then(|_| self.ask("QUIT", 221));
         if let Err(error) = ended {
             let error = if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error };
             failed(traffic, began, &format!("the end of FTP from {:?}", self.0.get_ref().local_addr()), &error);

@@ -262,7 +262,7 @@ impl<'a> Exchange<'a> {
             splicer.relay_message(&mut client.leg, &mut server.leg, left, policy, info, message).await;
         match sender {
             Side::Client => (up.sent, up.broken) = (up.head.len(), receiver_failed),
-            Side::Server => down.sent = down.head.len(),
+            Side::Server => (down.sent, down.begun) = (down.head.len(), true),
         }
         match ahead {
             Some(ahead) => {
