@@ -66,7 +66,7 @@ impl Pipe {
                 Ok(0) | Err(_) => break,
             }
         }
-        debug_assert_eq!(at, self.filled, "what was filled in is there");
+        assert_eq!(at, self.filled, "what was filled in is there");
         bytes
     }
 
