@@ -114,8 +114,9 @@ pub use tables::pinned::{Holdings, records};
 pub use test_run::TestContext;
 pub use tpot::probe::{TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
 pub use tpot::proxy::{
-    Destinations, DeviceChanges, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking, TpotHandshake,
-    TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, TpotWhose, tpot_flush, tpot_known, tpot_tunnels,
+    Destinations, DeviceChanges, TPOT_DOORS, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking,
+    TpotHandshake, TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, TpotWhose, tpot_flush, tpot_known,
+    tpot_tunnels,
 };
 pub use tpot::router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,

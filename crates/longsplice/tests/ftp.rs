@@ -26,18 +26,18 @@ use std::{
 };
 use tempfile::TempDir;
 
-const PORT: u16 = 2121;
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PORT: u16 = 2121;
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A lab with an FTP server, and its files.
-struct Place {
+pub struct Place {
     server: Option<ChildGuard>,
-    lab: Lab,
+    pub lab: Lab,
     dir: TempDir,
 }
 
 #[derive(Clone, Copy)]
-enum Server {
+pub enum Server {
     Vsftpd,
     Pyftpdlib,
 }
@@ -54,7 +54,7 @@ FTPServer(('::', int(sys.argv[2])), FTPHandler).serve_forever()
 ";
 
 impl Place {
-    fn new(server: Server) -> Place {
+    pub fn new(server: Server) -> Place {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let dir = tempfile::tempdir().unwrap();
         for (name, mode) in [("", 0o755), ("root", 0o755), ("root/up", 0o777), ("empty", 0o755)] {
@@ -95,12 +95,12 @@ impl Place {
         self.lab.server.wait_listening(PORT, Duration::from_secs(10)).unwrap();
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Creates a file that the server has.
-    fn file(&self, name: &str, seed: u64, len: usize) -> Vec<u8> {
+    pub fn file(&self, name: &str, seed: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         pattern::fill(seed, 0, &mut bytes);
         fs::write(self.path("root").join(name), &bytes).unwrap();
@@ -109,7 +109,7 @@ impl Place {
     }
 
     /// Starts the proxy with this configuration.
-    fn proxy(&self, config: &str) -> (Running, Pins) {
+    pub fn proxy(&self, config: &str) -> (Running, Pins) {
         let file = self.path("longsplice.toml");
         fs::write(&file, config).unwrap();
         let pins = Pins::of(&self.lab.forwarder);
@@ -117,39 +117,55 @@ impl Place {
         (Running::start(self.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]), pins)
     }
 
-    fn talk(&self, to: SocketAddr) -> Talk {
+    /// Downloads a file from an address and uploads one to it by curl, and compares both. `files`: the server's, and a local one.
+    pub fn exchange(&self, at: SocketAddr, way: &[&str], files: [(&str, &[u8]); 2], what: &str) {
+        let [(there, down), (name, up)] = files;
+        let (target, upload) = (self.path("down"), self.path("upload"));
+        fs::write(&upload, up).unwrap();
+        let curl = |more: &[&str]| {
+            let mut command = self.lab.client.command("curl");
+            command.args(["--disable", "--silent", "--show-error", "--noproxy", "", "--max-time", "50"]);
+            ChildGuard::spawn(command.args(way).args(more)).unwrap()
+        };
+        done(curl(&["--output", target.to_str().unwrap(), &format!("ftp://{at}/{there}")]), what);
+        same(&target, down, what);
+        done(curl(&["--upload-file", upload.to_str().unwrap(), &format!("ftp://{at}/up/{name}")]), what);
+        same(&self.path("root/up").join(name), up, what);
+    }
+
+    pub fn talk(&self, to: SocketAddr) -> Talk {
         self.lab.client.run(|| Talk::to(to))
     }
 }
 
-fn front(family: Family, port: u16) -> SocketAddr {
+pub fn front(family: Family, port: u16) -> SocketAddr {
     FORWARDER_TO_CLIENT.port(family, port)
 }
 
 /// A listener for these families.
-fn listener(client: Family, server: Family, port: u16, more: &str) -> String {
+pub fn listener(client: Family, server: Family, port: u16, more: &str) -> String {
     let (listen, target) = (front(client, port), SERVER.port(server, PORT));
     format!("[[listener]]\nprotocol = \"ftp\"\nlisten = \"{listen}\"\ntarget = \"{target}\"\n{more}\n")
 }
 
-fn done(mut program: ChildGuard, what: &str) -> String {
+pub fn done(mut program: ChildGuard, what: &str) -> String {
     let status = program.wait(PATIENCE);
     assert!(status.is_some_and(|status| status.success()), "{what}: {status:?}: {}", program.output());
     program.output()
 }
 
-fn same(path: &PathBuf, bytes: &[u8], what: &str) {
+pub fn same(path: &PathBuf, bytes: &[u8], what: &str) {
     let found = fs::read(path).unwrap();
     assert_eq!(found.len(), bytes.len(), "{what}");
     assert_eq!(Sha256::digest(&found), Sha256::digest(bytes), "{what}");
 }
 
-fn number(record: &Value, key: &str) -> u64 {
+pub fn number(record: &Value, key: &str) -> u64 {
     record[key].as_u64().unwrap_or_else(|| panic!("{key}: {record}"))
 }
 
 /// curl's ways to ask for a data connection, and whether they are for IPv4 alone.
-const WAYS: [(&[&str], bool); 4] = [
+pub const WAYS: [(&[&str], bool); 4] = [
     (&["--ftp-pasv"], false),
     (&["--ftp-pasv", "--disable-epsv"], true),
     (&["--ftp-port", "-"], false),
@@ -164,7 +180,6 @@ fn every_mode(server: Server) {
     let bytes = place.file("file", 1, DOWN);
     let mut upload = vec![0; UP];
     pattern::fill(2, 0, &mut upload);
-    fs::write(place.path("upload"), &upload).unwrap();
     let mut listeners = Vec::new();
     for client in Family::BOTH {
         for server in Family::BOTH {
@@ -180,17 +195,8 @@ fn every_mode(server: Server) {
     for (client, server, data, port) in &listeners {
         for (number, (way, _)) in WAYS.iter().enumerate().filter(|(_, (_, only))| !only || *client == Family::V4) {
             let what = format!("{client:?} to {server:?}, {data}, {way:?}");
-            let url = format!("ftp://{}", front(*client, *port));
-            let (target, name) = (place.path("down"), format!("up/{port}-{number}"));
-            let curl = |more: &[&str]| {
-                let mut command = place.lab.client.command("curl");
-                command.args(["--disable", "--silent", "--show-error", "--noproxy", "", "--max-time", "50"]);
-                ChildGuard::spawn(command.args(*way).args(more)).unwrap()
-            };
-            done(curl(&["--output", target.to_str().unwrap(), &format!("{url}/file")]), &what);
-            same(&target, &bytes, &what);
-            done(curl(&["--upload-file", place.path("upload").to_str().unwrap(), &format!("{url}/{name}")]), &what);
-            same(&place.path("root").join(name), &upload, &what);
+            let name = format!("{port}-{number}");
+            place.exchange(front(*client, *port), way, [("file", &bytes), (&name, &upload)], &what);
             transfers += 1;
         }
     }
@@ -423,7 +429,7 @@ fn bounces_and_stolen_connections() {
     assert_eq!(refused.len(), 6, "{refused:#?}");
 }
 
-fn connect_from(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
+pub fn connect_from(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;

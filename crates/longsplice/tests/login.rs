@@ -3,7 +3,7 @@
 //! inetutils-telnet, inetutils-telnetd, putty-tools, busybox-static, systemd, openssl, util-linux.
 
 use crate::{
-    running::{LONGSPLICE, Pins, Running, connect as connect_to, eventually, loopback_echo},
+    running::{LONGSPLICE, Pins, Running, connect as connect_to, eventually, loopback_echo, translucent::transparent},
     urgent::exchange,
 };
 use longsplice_lab::{
@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 use tempfile::TempDir;
+use test_case::test_case;
 
 /// The gateway, and two servers behind it.
 const GATEWAY: u16 = 2300;
@@ -91,8 +92,6 @@ struct Scene {
 
 impl Scene {
     fn new(family: Family, more: &str) -> Scene {
-        let lab = Lab::simple(Shape::TwoDevices).unwrap();
-        let dir = tempfile::tempdir().unwrap();
         let listen = FORWARDER_TO_CLIENT.port(family, GATEWAY);
         let mut text = format!(
             "log.format = \"json\"\n[[listener]]\nprotocol = \"login\"\nlisten = \"{listen}\"\nusers.ann = \"secret\"\n{more}\n"
@@ -102,6 +101,12 @@ impl Scene {
             text += &format!("[[listener.destination]]\nname = \"box{port}\"\ntarget = \"{target}\"\n");
             text += if more.contains("telnet") { "telnet = true\n" } else { "" };
         }
+        Scene::with(&text)
+    }
+
+    fn with(text: &str) -> Scene {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("longsplice.toml");
         fs::write(&config, text).unwrap();
         fs::set_permissions(&config, Permissions::from_mode(0o600)).unwrap();
@@ -189,6 +194,54 @@ fn log_in(stream: &TcpStream) {
     let mut said = String::new();
     reader.read_line(&mut said).unwrap();
     assert_eq!(said, format!("login: password: host: connected to box{}\r\n", SERVERS[0]));
+}
+
+/// Clients that have connected to the server itself are asked who they are, and led there: to any server, or to those that the
+/// configuration names.
+#[test_case("own"; "the server sees the gateway")]
+#[test_case("client"; "the server sees the client")]
+#[ignore = "root"]
+fn connections_that_are_routed_through_the_gateway(source: &str) {
+    let users = format!("source = \"{source}\"\ntelnet = true\nusers = {{ ann = \"secret\", bob = \"secret\" }}\n");
+    let named = |family| {
+        format!("[[listener.destination]]\nname = \"box\"\ntarget = \"{}\"\n", SERVER.port(family, SERVERS[0]))
+    };
+    let named = format!("{users}{}users = [\"ann\"]\ntelnet = true\n", named(Family::V4))
+        + &named(Family::V6).replace("box", "box6");
+    let text = "log.format = \"json\"\n".to_owned()
+        + &transparent("login", SERVERS[0], &named)
+        + &transparent("login", SERVERS[1], &users);
+    let mut scene = Scene::with(&text);
+    let _tpot = Pins::of_tpot(&scene.lab.forwarder);
+    for family in Family::BOTH {
+        let _servers = scene.serve(family);
+        let ip = SERVER.ip(family);
+        let name = if family == Family::V4 { "box" } else { "box6" };
+        for (port, name) in SERVERS.into_iter().zip([name.to_owned(), SERVER.port(family, SERVERS[1]).to_string()]) {
+            let mut terminal = Terminal::open(&scene.lab, &format!("telnet {ip} {port}"));
+            terminal.answer("login: ", "ann\r");
+            terminal.answer("password: ", "secret\r");
+            terminal.answer(&format!("connected to {name}"), "");
+            terminal.answer("user=", "much\r");
+            terminal.answer("got much.", "end\r");
+            eventually("the end", || terminal.child.try_wait().unwrap());
+        }
+        // without telnet, typed ahead, and not for this user
+        let told = |user: &str| {
+            let mut stream = scene.lab.client.run(|| connect_to(SERVER.port(family, SERVERS[0])));
+            stream.write_all(format!("{user}\nsecret\nend\n").as_bytes()).unwrap();
+            let (mut told, mut reader) = (Vec::new(), BufReader::new(stream));
+            let text = |told: &[u8]| String::from_utf8_lossy(told).into_owned();
+            while !text(&told).contains("connected to ") && reader.read_until(b'\n', &mut told).unwrap() > 0 {}
+            text(&told)
+        };
+        assert_eq!(told("bob").contains("not allowed"), family == Family::V4);
+        assert!(told("ann").contains("connected to box"));
+    }
+    let records = scene.program.end(&scene.pins);
+    let spliced: Vec<_> = records.iter().filter(|record| record["bytes_down"].as_u64() > Some(300_000)).collect();
+    assert_eq!(spliced.len(), 4, "{records:#?}");
+    assert!(spliced.iter().all(|record| record["splices"] == 1 && record["user"] == "ann"), "{records:#?}");
 }
 
 /// Streams whose digests are compared, with urgent data in both directions, spliced at once.

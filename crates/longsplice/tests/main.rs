@@ -10,6 +10,7 @@ mod endings;
 mod examples;
 mod first_bytes;
 mod ftp;
+mod ftp_edge;
 mod ftp_hostile;
 mod ftp_talk;
 mod http;

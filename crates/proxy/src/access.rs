@@ -148,6 +148,8 @@ pub enum Denied {
     Untrusted,
     /// The connection would come back to the listener that it comes from.
     Loop,
+    /// The server that the client wants is none of its destinations.
+    NoDestination,
     /// SOCKS: BIND without the address of the peer.
     Unnamed,
     /// The first bytes of a host are not as the listener requires; whose, and why.
@@ -180,6 +182,7 @@ impl fmt::Display for Denied {
                 };
                 write!(f, "the first bytes of the {whose} {why}")
             }
+            Denied::NoDestination => f.write_str("the server is no destination of the client"),
             Denied::Unnamed => f.write_str("no address of the peer"),
             Denied::Loop => f.write_str("the target leads back to this listener"),
             Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),

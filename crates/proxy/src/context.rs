@@ -22,13 +22,13 @@ use crate::{
     resolve::Resolver,
 };
 use bytes::Bytes;
-use longsplice_engine::{Leg, Policy, Splicer};
+use longsplice_engine::{Leg, Policy, Splicer, Tpot};
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::{sync::watch, task::JoinHandle};
@@ -72,6 +72,8 @@ pub struct ServerContext {
     pub splicer: Splicer,
     /// Addresses of names.
     pub resolver: Resolver,
+    /// Translucent proxying, if the configuration needs it.
+    pub(crate) tpot: Weak<Tpot>,
     /// Listening sockets.
     pub(crate) listening: Listening,
     pub(crate) log: AccessLog,

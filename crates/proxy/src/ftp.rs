@@ -32,7 +32,7 @@ use crate::{
     onward::{linger, write},
     target::Target,
 };
-use data::{Doors, Line, Plan};
+use data::{Doors, End, Line, Plan};
 use line::{Command, LINE_MAX, LineError, MARK, ReplyLine, SYNCH, encode_line, parse_command, parse_reply_line};
 use login::Phase;
 use longsplice_engine::{EndReason, Ended, FlowInfo, Leftovers, Leg, LegOfProxy, Listener};
@@ -243,6 +243,28 @@ impl Session<'_> {
         self.server.as_ref().map(|server| &server.leg).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
+    /// Our ends of data connections: intercepted clients take us for the server, and a server may take us for the client.
+    fn client_end(&self) -> End {
+        let leg = &self.client.leg;
+        End { at: leg.local(), is_ours: self.front.listener.intercepts.is_none(), host: leg.remote().ip() }
+    }
+
+    fn server_end(&self) -> io::Result<End> {
+        let leg = self.server()?;
+        Ok(End { at: leg.local(), is_ours: !self.front.listener.shows_clients, host: leg.remote().ip() })
+    }
+
+    /// Returns the server of all clients, or that which the client wants. None: it has to name one.
+    fn given_target(&self) -> Option<Target> {
+        let listener = &self.front.listener;
+        self.ftp.target.clone().or_else(|| listener.wanted(&self.client.leg).map(Target::from))
+    }
+
+    /// Returns whether the proxy reads logins.
+    fn is_gated(&self) -> bool {
+        self.given_target().is_none() || !self.ftp.users.is_empty()
+    }
+
     /// Returns whether a data connection lives.
     fn is_moving(&self) -> bool {
         self.transfers.iter().any(|line| line.strong_count() > 0)
@@ -388,7 +410,7 @@ impl Session<'_> {
             self.log_refused(&command, &fault);
             return self.tell(550, &fault.to_string()).await;
         }
-        let gated = self.ftp.target.is_none() || !self.ftp.users.is_empty();
+        let gated = self.is_gated();
         match Kind::of(&command.verb) {
             Kind::Data(setup) => self.prepare(setup, &command).await,
             Kind::Transfer => self.transfer(&command).await,

@@ -12,7 +12,7 @@ pub mod telnet;
 use crate::{
     access::{Denied, Subject},
     config::ListenerConfig,
-    config::login::Login,
+    config::login::{Destination, Login},
     context::ServerContext,
     counters::Counters,
     fault::{Fault, Step},
@@ -26,7 +26,11 @@ use crate::{
 use handover::Handover;
 use longsplice_engine::{Leftovers, Leg};
 use session::{Event, Manner, Session};
-use std::{borrow::Cow, net::IpAddr, time::Duration};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{sleep, timeout},
@@ -50,8 +54,10 @@ pub(crate) async fn handshake(
     (client, buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, Fault> {
+    let wanted = listener.wanted(client);
+    let lead = |user: Option<&str>| Some(login.lead(user, wanted?, |target| shared.resolver.known(target)));
     let mut talk = Talk::new(login, client, buffer);
-    let asked = timeout(login.time, talk.ask(shared, login, record)).await;
+    let asked = timeout(login.time, talk.ask((shared, &lead), login, record)).await;
     let chosen = match asked {
         Ok(Ok(chosen)) => chosen,
         Ok(Err(fault)) => {
@@ -76,7 +82,7 @@ pub(crate) async fn handshake(
             } else {
                 Cow::Borrowed(&listener.rules)
             };
-            connect_under(&rules, shared, listener, client, &subject, (&chosen.target, None)).await
+            connect_under(&rules, shared, listener, client, &subject, (&chosen.target, wanted)).await
         }
         false => connect(shared, listener, client, &subject, &chosen.target).await,
     };
@@ -165,6 +171,12 @@ struct Chosen {
     telnet: bool,
 }
 
+impl From<&Destination> for Chosen {
+    fn from(of: &Destination) -> Chosen {
+        Chosen { name: of.name.clone(), target: of.target.clone(), configured: true, telnet: of.telnet }
+    }
+}
+
 /// A conversation over a connection.
 struct Talk<'a, S> {
     client: &'a mut S,
@@ -192,11 +204,23 @@ impl<'a, S: Stream> Talk<'a, S> {
         Talk { client, session, prompt: login.prompt, input, at: 0, out, from }
     }
 
-    /// Asks until it is known where the client may go.
-    async fn ask(&mut self, shared: &impl Counts, login: &Login, record: &mut Record) -> Result<Chosen, Fault> {
+    /// Asks until it is known where the client may go. `lead`: where it goes without being asked, once it has logged in.
+    async fn ask(
+        &mut self,
+        (shared, lead): (&impl Counts, &impl Fn(Option<&str>) -> Option<Result<Chosen, Fault>>),
+        login: &Login,
+        record: &mut Record,
+    ) -> Result<Chosen, Fault> {
         loop {
             match self.event().await? {
-                Event::Check { name, password } => self.log_in(shared, login, record, (name, password)).await?,
+                Event::Check { name, password } => {
+                    if self.log_in(shared, login, record, (name, password)).await? {
+                        match lead(record.user.as_deref()) {
+                            Some(led) => return led,
+                            None => self.session.ask_host(&mut self.out),
+                        }
+                    }
+                }
                 Event::Host(line) => {
                     let line = String::from_utf8_lossy(&line).trim().to_owned();
                     if let Some(chosen) = self.choose(login, record, &line)? {
@@ -232,13 +256,14 @@ impl<'a, S: Stream> Talk<'a, S> {
         }
     }
 
+    /// Returns whether the client has logged in; otherwise it is asked again.
     async fn log_in(
         &mut self,
         shared: &impl Counts,
         login: &Login,
         record: &mut Record,
         (name, password): (Vec<u8>, Cleared),
-    ) -> Result<(), Fault> {
+    ) -> Result<bool, Fault> {
         let refused = |user, why| Err(Fault::AuthFailed { user, why });
         if !login.failures.begin(self.from) {
             return refused(None, "too many failed logins from this address");
@@ -248,14 +273,13 @@ impl<'a, S: Stream> Talk<'a, S> {
             Ok(user) => {
                 login.failures.succeeded(self.from);
                 record.user = Some(user);
-                self.session.ask_host(&mut self.out);
-                Ok(())
+                Ok(true)
             }
             Err(known) => {
                 sleep(DELAY).await;
                 if self.session.again(&mut self.out) {
                     shared.auth_failed();
-                    return Ok(());
+                    return Ok(false);
                 }
                 refused(known, "wrong name or password")
             }
@@ -266,8 +290,7 @@ impl<'a, S: Stream> Talk<'a, S> {
     fn choose(&mut self, login: &Login, record: &Record, line: &str) -> Result<Option<Chosen>, Fault> {
         let user = record.user.as_deref();
         if let Some(found) = login.destination(line, user) {
-            let (name, target, telnet) = (found.name.clone(), found.target.clone(), found.telnet);
-            return Ok(Some(Chosen { name, target, configured: true, telnet }));
+            return Ok(Some(Chosen::from(found)));
         }
         if let Some(target) = login.free.then(|| free(line)).flatten() {
             let telnet = target.port == PORT;
@@ -318,6 +341,23 @@ impl Login {
                 let known = self.users.names().find(|known| known.as_bytes() == given.name);
                 Err(known.map(String::from))
             }
+        }
+    }
+
+    /// Returns the destination of a user that wants this server: the one with this address, or any, if users may name any.
+    fn lead(
+        &self,
+        user: Option<&str>,
+        wanted: SocketAddr,
+        known: impl Fn(&Target) -> Vec<SocketAddr>,
+    ) -> Result<Chosen, Fault> {
+        match self.destinations.iter().find(|d| d.is_for(user) && known(&d.target).contains(&wanted)) {
+            Some(found) => Ok(Chosen::from(found)),
+            None if self.free => {
+                let telnet = self.telnet && wanted.port() == PORT;
+                Ok(Chosen { name: wanted.to_string(), target: wanted.into(), configured: false, telnet })
+            }
+            None => Err(Fault::Denied(Denied::NoDestination)),
         }
     }
 

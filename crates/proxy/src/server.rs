@@ -142,6 +142,7 @@ impl Prepared {
             splicer,
             triggers,
             resolver: Resolver::default(),
+            tpot: tpot.as_ref().map(Arc::downgrade).unwrap_or_default(),
             listening: listening(&bound),
             log,
             counters: Arc::default(),

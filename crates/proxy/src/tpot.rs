@@ -2,7 +2,7 @@
 
 use crate::{
     access::{PortRange, Prefix, Subject},
-    config::{Asking, Config},
+    config::{Asking, Config, ListenerConfig},
     context::{Front, ServerContext},
     fault::{Fault, Step},
     log::access_log::Record,
@@ -56,7 +56,9 @@ pub(crate) fn intercepted(listen: SocketAddr) -> Destinations {
 }
 
 fn is_needed(config: &Config) -> bool {
-    config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts.is_some())
+    // a server that takes us for the client connects to the client
+    let awaits = |l: &ListenerConfig| l.shows_clients && l.ftp().is_some();
+    config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts.is_some() || awaits(l))
 }
 
 /// Returns whether there may be tunnels: connections of hosts that do not ask have none.

@@ -1,6 +1,6 @@
 //! Single packets of hosts that do not ask, past a transparent listener: what it takes, and what is routed on.
 
-use super::packets::{Host, NEXT, PORT, SYN_ACK, USUAL, packet};
+use super::packets::{Host, NEXT, PORT, SYN_ACK, USUAL, option, packet};
 use longsplice_datapath::{Destinations, TpotOptions, TpotWhose, set_transparent};
 use longsplice_lab::{Family, topology::SERVER_SECOND};
 use longsplice_tests::packet::{Packet, flag};
@@ -21,11 +21,17 @@ struct Edge {
 
 impl Edge {
     fn new(family: Family) -> Edge {
+        Edge::with(family, |host, listener| {
+            let everywhere = Destinations { net: host.client.ip(), prefix: 0, ports: 1..=u16::MAX };
+            host.tpot.take(TpotWhose::All, &everywhere, listener).expect("a rule");
+        })
+    }
+
+    fn with(family: Family, listen: impl FnOnce(&Host, &TcpListener)) -> Edge {
         let host = Host::with(family, &TpotOptions::default());
-        let us = host.client.ip();
-        let listener = host.lab.client.run(|| TcpListener::bind(SocketAddr::new(us, 0))).expect("a listener");
-        let everywhere = Destinations { net: us, prefix: 0, ports: 1..=u16::MAX };
-        host.tpot.take(TpotWhose::All, &everywhere, &listener).expect("a rule");
+        let us = SocketAddr::new(host.client.ip(), 0);
+        let listener = host.lab.client.run(|| TcpListener::bind(us)).expect("a listener");
+        listen(&host, &listener);
         let client = SocketAddr::new(host.proxy, 4000);
         Edge { host, client, listener: Some(listener) }
     }
@@ -133,4 +139,42 @@ fn without_a_listener_everything_is_routed(family: Family) {
     let ack = Packet { seq: 1001, ack: 5001, flags: flag::ACK, ..packet(edge.client, edge.host.server) };
     assert!(!edge.takes(&ack), "the server's answer has another number, and this is not for us any more");
     assert_eq!(edge.verdict("unserved"), 1);
+}
+
+/// A connection that is awaited at an address: of one host, whatever its port, as long as somebody listens.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_connection_that_is_awaited(family: Family) {
+    let mut edge = Edge::with(family, |host, listener| {
+        host.tpot.await_at(host.server, host.proxy, listener).expect("room");
+    });
+    let server = edge.host.server;
+    let syn = |from, to| Packet { from, to, ..edge.syn() };
+    let stranger = SocketAddr::new(SERVER_SECOND.ip(family), 4000);
+    let other = |of: SocketAddr| SocketAddr::new(of.ip(), of.port() + 1);
+    assert!(!edge.takes(&syn(stranger, server)) && !edge.takes(&syn(edge.client, other(server))));
+    assert!(edge.takes(&syn(other(edge.client), server)) && edge.takes(&edge.syn()));
+    edge.answer();
+    let ack = Packet { seq: 1001, ack: 5001, flags: flag::ACK, ..packet(edge.client, server) };
+    assert!(!edge.takes(&Packet { ack: 77, ..ack.clone() }) && edge.takes(&ack));
+    drop(edge.listener.take());
+    assert!(!edge.takes(&Packet { from: SocketAddr::new(edge.client.ip(), 4002), ..edge.syn() }));
+    assert_eq!(["intercepted-plain", "left", "unserved"].map(|name| edge.verdict(name)), [2, 0, 0]);
+}
+
+/// A SYN that asks for a proxy and is taken by a transparent listener is not left alone.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_host_that_asks_is_served_by_a_transparent_listener(family: Family) {
+    let mut edge = Edge::new(family);
+    let asks = Packet { options: [USUAL.to_vec(), option(8)].concat(), ..edge.syn() };
+    assert!(edge.takes(&asks));
+    assert_eq!(["intercepted-plain", "left"].map(|name| edge.verdict(name)), [1, 0]);
+    let everywhere = Destinations { net: edge.host.client.ip(), prefix: 0, ports: 1..=u16::MAX };
+    edge.host.tpot.leave(TpotWhose::All, &everywhere, true).expect("a rule");
+    drop(edge.listener.take());
+    assert!(!edge.takes(&Packet { from: SocketAddr::new(edge.client.ip(), 4001), ..asks }));
+    assert_eq!(edge.verdict("left"), 1);
 }

@@ -258,7 +258,8 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	rule = rule_for(TPOT_RULE_TAKE, &dest);
 	if (!rule || !o->hops || bpf_map_lookup_elem(&tpot_addresses, p->t.local) ||
 	    bpf_map_lookup_elem(&tpot_addresses, p->t.remote)) { /* our own SYN, in a loop */
-		count(T_LEFT);
+		if (!plain_for(&p->t))
+			count(T_LEFT);
 		return LEFT_ALONE;
 	}
 	own = bpf_map_lookup_elem(&tpot_own, &key);
@@ -324,7 +325,8 @@ static __always_inline int has_listener(__u32 rule)
 	return !!sk;
 }
 
-/* A SYN of a host that need not ask. tpot_lookup() finds the listener for it, and for a SYN cookie. There is no tunnel: once the
+/* A SYN of a host that need not ask. tpot_lookup() finds the listener for it, and for a SYN cookie, unless the kernel finds it by
+ * its address: one that awaits the connection there. There is no tunnel: once the
  * client has completed the handshake, the leg in the data path tells that its packets are for us. Until then, only what fits the
  * handshake is, see pass_by(): anybody can forge a SYN, and its connection may be one that is routed past us. */
 static __always_inline int intercept_plain(struct __sk_buff *skb, const struct packet *p)
@@ -335,14 +337,14 @@ static __always_inline int intercept_plain(struct __sk_buff *skb, const struct p
 	__u32 rule, handshake;
 	int state, live, again;
 
-	__builtin_memcpy(other.remote, p->t.local, 16);
-	other.rport = p->t.lport;
-	rule = rule_for(TPOT_RULE_PLAIN, &other);
+	rule = plain_for(&p->t);
 	if (known && known->role != TPOT_PLAIN && known->seq == p->seq) /* it does not ask any more */
 		return LEFT_ALONE;
 	if (!c || (!rule && !(known && known->role == TPOT_PLAIN)))
 		return LEFT_ALONE;
+	__builtin_memcpy(other.remote, p->t.local, 16);
 	__builtin_memcpy(other.local, p->t.remote, 16);
+	other.rport = p->t.lport;
 	other.lport = p->t.rport;
 	if (bpf_map_lookup_elem(&tpot_addresses, p->t.local) || bpf_map_lookup_elem(&tpot_addresses, p->t.remote) ||
 	    socket_state(skb, &other, p->v6)) { /* our own SYN, in a loop: with our address, or with a client's */
@@ -354,7 +356,7 @@ static __always_inline int intercept_plain(struct __sk_buff *skb, const struct p
 	again = known && known->seq == p->seq;
 	if (live && (!again || !rule))
 		return deliver(skb); /* the socket challenges its sender, or repeats its answer */
-	if (!rule || !has_listener(rule - 1)) {
+	if (!rule || (rule != TPOT_DOOR + 1 && !has_listener(rule - 1))) {
 		if (rule)
 			count(T_UNSERVED);
 		bpf_map_delete_elem(&tpot_syns, &p->t);

@@ -51,6 +51,8 @@ enum tpot_constant {
 	TPOT_VERSION = 1,
 	TPOT_UDP_PORT = 6080, /* destination of tunnels in UDP: that of GUE, whose variant 1 is an IP packet in UDP */
 	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
+	TPOT_DOORS = 4096,   /* addresses at which a single connection is awaited; beyond, user space awaits none */
+	TPOT_DOOR = 255,     /* in place of the index of a rule: the connection is awaited */
 	TPOT_KNOWN = 4096,   /* destinations of which something is known; the oldest one makes room */
 	TPOT_KNOWN_FOR = 3600, /* seconds: then the path may be another one */
 	TPOT_AVOID_FOR = 10, /* seconds at first, doubled each time up to TPOT_KNOWN_FOR: two SYNs are lost for many reasons */

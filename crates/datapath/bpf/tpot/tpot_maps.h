@@ -73,6 +73,15 @@ struct {
 	__type(value, __u64);
 } tpot_listeners SEC(".maps");
 
+/* Listening sockets that await a connection of one host at an address that is not ours, by the tuple of that connection with a
+ * zero for the host's port. The kernel removes the entry with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__uint(max_entries, TPOT_DOORS);
+	__type(key, struct tuple);
+	__type(value, __u64);
+} tpot_doors SEC(".maps");
+
 /* The entry of a connection that enters its tunnel, which would take a large part of the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -121,6 +130,26 @@ static __always_inline int drop(__u32 verdict)
 static __always_inline __u64 now(void)
 {
 	return bpf_ktime_get_coarse_ns();
+}
+
+/* What takes a SYN, whether its host asks or not: the index of a rule, or TPOT_DOOR, plus 1. 0: nothing does. */
+__noinline int plain_for(const struct tuple *t)
+{
+	struct tuple at;
+	struct bpf_sock *sk;
+
+	if (!t)
+		return 0;
+	at = *t;
+	at.rport = 0;
+	sk = bpf_map_lookup_elem(&tpot_doors, &at);
+	if (sk) {
+		bpf_sk_release(sk);
+		return TPOT_DOOR + 1;
+	}
+	__builtin_memcpy(at.remote, t->local, 16); /* rules are about the destination */
+	at.rport = t->lport;
+	return rule_for(TPOT_RULE_PLAIN, &at);
 }
 
 /* Remember something about a destination. Not inlined, to spare the caller's stack. */

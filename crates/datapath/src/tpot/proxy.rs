@@ -31,7 +31,7 @@ use nix::{
 use std::{
     collections::HashMap,
     fmt, fs, io,
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -120,6 +120,8 @@ pub const TPOT_EXID: u16 = 0x7470;
 pub const TPOT_UDP_PORT: u16 = abi::tpot_constant::TPOT_UDP_PORT.0 as u16;
 /// Maximum number of rules.
 pub const TPOT_RULES: usize = abi::tpot_constant::TPOT_RULES.0 as usize;
+/// Maximum number of addresses at which connections are awaited.
+pub const TPOT_DOORS: usize = abi::tpot_constant::TPOT_DOORS.0 as usize;
 /// Maximum number of keys.
 pub const TPOT_KEYS: usize = abi::tpot_constant::TPOT_KEYS.0 as usize;
 
@@ -366,6 +368,13 @@ impl Tpot {
     /// [`Tpot::pipeline`].
     pub fn take(&self, whose: TpotWhose, to: &Destinations, listener: impl AsFd) -> io::Result<u32> {
         self.add(&raw(to, whose.kind()), Some(listener.as_fd()))
+    }
+
+    /// Gives connections of `host` to this address, which is not of this machine, to the socket that listens there, until it is
+    /// closed. There is room for [`TPOT_DOORS`]: then it fails with E2BIG.
+    pub fn await_at(&self, at: SocketAddr, host: IpAddr, listener: impl AsFd) -> io::Result<()> {
+        let key = Tuple { local: at, remote: SocketAddr::new(host, 0) }.to_abi();
+        update(&self.map("tpot_doors"), &key, &(listener.as_fd().as_raw_fd() as u64))
     }
 
     /// Leaves further SYNs to these destinations alone, or intercepts them again, after [`Tpot::take`] with the same ones.

@@ -82,6 +82,13 @@ impl Splicer {
         self.connect_for(to, Behalf { client, from: Some(from), ..Behalf::default() }).await
     }
 
+    /// Connects like [`Splicer::connect_from`] from an address that is not of this machine. It needs the routes that
+    /// [`Splicer::listen_elsewhere`] needs.
+    #[doc(hidden)]
+    pub async fn connect_from_elsewhere(&self, from: IpAddr, to: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+        self.connect_for(to, Behalf { client, shown: Some(from), ..Behalf::default() }).await
+    }
+
     pub(crate) async fn connect_for(&self, server: SocketAddr, behalf: Behalf<'_>) -> io::Result<Leg> {
         let began = Instant::now();
         ticker::stir();

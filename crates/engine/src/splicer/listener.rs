@@ -37,12 +37,25 @@ impl BoundSocket {
     /// Binds a socket with SO_REUSEADDR, and IPV6_V6ONLY for IPv6
     /// addresses. Errors are those of socket(2), setsockopt(2) and bind(2).
     pub fn bind(addr: SocketAddr) -> io::Result<BoundSocket> {
+        BoundSocket::bind_as(addr, true)
+    }
+
+    /// Binds a socket to an address that is not of this machine, for [`Splicer::listen_elsewhere`]. Needs CAP_NET_ADMIN.
+    #[doc(hidden)]
+    pub fn bind_elsewhere(addr: SocketAddr) -> io::Result<BoundSocket> {
+        BoundSocket::bind_as(addr, false)
+    }
+
+    fn bind_as(addr: SocketAddr, is_ours: bool) -> io::Result<BoundSocket> {
         let s = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
         if addr.is_ipv6() {
             s.set_only_v6(true)?;
         }
         s.set_reuse_address(true)?;
         inheritable(&s)?;
+        if !is_ours {
+            set_transparent(&s, addr.is_ipv6())?;
+        }
         s.bind(&addr.into())?;
         Ok(BoundSocket { socket: s, has_listened: false })
     }
@@ -80,8 +93,8 @@ pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
     has_listened: bool,
-    /// What intercepts its connections, whose they are, and the index of its rule there.
-    tpot: Option<(Arc<Tpot>, TpotWhose, u32)>,
+    /// What intercepts its connections, whose they are, and the index of its rule there, if it is not awaited by its address.
+    tpot: Option<(Arc<Tpot>, TpotWhose, Option<u32>)>,
     /// See [`Listener::pipeline`].
     pipeline: OnceLock<Arc<Pipeline>>,
     /// See [`Listener::show_clients`].
@@ -174,7 +187,9 @@ impl Listener {
         allow: impl Fn(SocketAddr, SocketAddr) -> Option<Permit> + Send + Sync + 'static,
         refused: impl Fn(SocketAddr, SocketAddr, io::Error) + Send + Sync + 'static,
     ) -> io::Result<()> {
-        let (tpot, _, rule) = self.tpot.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let (tpot, _, Some(rule)) = self.tpot.as_ref().ok_or(io::ErrorKind::InvalidInput)? else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
         let of = (tpot, *rule, self.shows_clients);
         let pipeline = Pipeline::begin(&self.splicer, of, handshake, Box::new(allow), Box::new(refused))?;
         self.pipeline.set(pipeline).map_err(|_| io::ErrorKind::InvalidInput.into())
@@ -233,6 +248,20 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|l| Listener { to_copy: false, _while: tracked, ..l })
     }
 
+    /// Listens like [`Splicer::listen_for_a_while`] at an address that is not of this machine ([`BoundSocket::bind_elsewhere`]), for
+    /// connections of `host` that are routed through this machine. It fails if too many are awaited, and
+    /// with [`io::ErrorKind::Unsupported`] without a data path. The routes have to be there: [`Listener::show_clients`], or
+    /// [`Splicer::intercept`].
+    #[doc(hidden)]
+    pub async fn listen_elsewhere(&self, tpot: &Arc<Tpot>, socket: BoundSocket, host: IpAddr) -> io::Result<Listener> {
+        if self.datapath().is_none() {
+            return Err(no_data_path());
+        }
+        let listener = self.listen_to_copy(socket).await?;
+        tpot.await_at(listener.local_addr()?, host, listener.listener.get_ref())?;
+        Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), TpotWhose::All, None)), ..listener })
+    }
+
     /// Listens for connections of other hosts to `to`, of those that ask for a proxy or of all ([`Tpot`]). The local address of an
     /// accepted leg is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
     /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
@@ -250,7 +279,7 @@ impl Splicer {
         let listener = self.listen_to_copy(bound).await?;
         let rule = tpot.take(whose, to, listener.listener.get_ref())?;
         *lock(&self.engine().tunnels) = Arc::downgrade(tpot);
-        Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), whose, rule)), local: None, ..listener })
+        Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), whose, Some(rule))), local: None, ..listener })
     }
 
     /// Listens for connections that are never spliced. The connections to servers that are

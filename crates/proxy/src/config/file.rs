@@ -544,7 +544,8 @@ impl SourceFile<'_> {
             }
             (Name::Ftp, target) => {
                 let users = self.users(raw.users, raw.users_file)?;
-                Protocol::Ftp(self.ftp(target.map(|target| target.into_inner().0), users, raw.ftp, judges)?)
+                let target = (target.map(|target| target.into_inner().0), whose.is_some());
+                Protocol::Ftp(self.ftp(target, users, raw.ftp, judges)?)
             }
             (Name::Login, None) => {
                 let keys = RawKeys {
@@ -553,7 +554,7 @@ impl SourceFile<'_> {
                     destinations: raw.destination,
                 };
                 let known = self.users(raw.users, raw.users_file)?;
-                Protocol::Login(self.login(span, (known, users), keys)?)
+                Protocol::Login(self.login((span, whose.is_some()), (known, users), keys)?)
             }
             (Name::Login, Some(target)) => {
                 let cure = "clients choose: write it as a [[listener.destination]], or use protocol = \"plug\"";

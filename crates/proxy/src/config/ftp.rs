@@ -87,19 +87,23 @@ impl Keys for FtpOptions {
 }
 
 impl SourceFile<'_> {
-    /// Returns the configuration of an FTP listener. `judges`: where it has rules on verbs or paths.
+    /// Returns the configuration of an FTP listener. `is_transparent`: clients want a server. `judges`: where it has rules on
+    /// verbs or paths.
     pub(super) fn ftp(
         &self,
-        target: Option<Target>,
+        (target, is_transparent): (Option<Target>, bool),
         users: Users,
         options: Option<Spanned<Table<FtpOptions>>>,
         judges: Option<Range<usize>>,
     ) -> Result<Ftp, ConfigError> {
         let Some(spanned) = options else { return Ok(Ftp { target, users, options: FtpOptions::default() }) };
         let (span, options) = (spanned.span(), spanned.into_inner().0);
+        if options.address.is_some() && is_transparent {
+            return Err(self.wrong(span, "clients know the server by its own address: remove `address`"));
+        }
         if options.tls == FtpTls::Relay {
             let wrong = |why: &str| Err(self.wrong(span.clone(), &format!("{why}, or use tls = \"refuse\"")));
-            if target.is_none() || !users.is_empty() {
+            if (target.is_none() && !is_transparent) || !users.is_empty() {
                 return wrong(
                     "AUTH comes before the login, which the proxy has to see: add a target, and remove users",
                 );

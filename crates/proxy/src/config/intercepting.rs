@@ -55,12 +55,11 @@ impl SourceFile<'_> {
         let cure = match raw.protocol {
             Name::Socks5 => "nobody speaks SOCKS to a proxy that nobody knows of: remove the key",
             Name::Transparent | Name::Tpot => "it always is: remove the key",
-            Name::Ftp | Name::Login => "only plugs, HTTP and TLS can be transparent: remove the key",
-            Name::Http | Name::Tls | Name::Plug if raw.listen.get_ref().0.0.port() == 0 => {
+            _ if raw.listen.get_ref().0.0.port() == 0 => {
                 "a transparent listener needs a port: write that of the servers in `listen`"
             }
-            Name::Http | Name::Tls | Name::Plug => {
-                if raw.protocol == Name::Http {
+            Name::Http | Name::Tls | Name::Plug | Name::Ftp | Name::Login => {
+                if matches!(raw.protocol, Name::Http | Name::Ftp) {
                     self.knows_no_users(raw)?;
                 }
                 if let Some(port) = &raw.port {
@@ -87,9 +86,6 @@ impl SourceFile<'_> {
         let Some(source) = &raw.source else { return Ok(false) };
         let cure = match raw.protocol {
             Name::Transparent => "both hosts see each other: remove the key",
-            Name::Ftp if *source.get_ref() == Shown::Client => {
-                "servers of FTP know us by the address of the control connection: remove the key"
-            }
             Name::Plug if end_to_end && *source.get_ref() == Shown::Client => {
                 "such a handshake comes from our address: remove the key, or use handshake = \"proxy\""
             }
@@ -103,6 +99,7 @@ impl SourceFile<'_> {
 mod tests {
     use super::super::{
         ListenerConfig, Protocol,
+        ftp::FtpTls,
         tests::{mistake, read},
     };
     use longsplice_engine::{TpotHandshake, TpotWhose};
@@ -123,7 +120,7 @@ mod tests {
 
     #[test]
     fn connections_that_are_routed_through_the_machine() {
-        for protocol in ["plug", "http", "tls"] {
+        for protocol in ["plug", "http", "tls", "ftp"] {
             let listener = one(protocol, "transparent = true");
             assert_eq!((listener.protocol.name(), listener.intercepts), (protocol, Some(TpotWhose::All)));
             assert!(listener.rules.guarded && !listener.binds() && !listener.shows_clients);
@@ -142,18 +139,24 @@ mod tests {
         refused("socks5", "transparent = true", (4, 15), "nobody speaks SOCKS");
         refused("transparent", "transparent = true", (4, 15), "always is");
         refused("tpot", "transparent = true", (4, 15), "always is");
-        refused("ftp", "transparent = true", (4, 15), "only plugs, HTTP and TLS");
+        refused("ftp", "transparent = true\nusers = { a = \"b\" }", (5, 9), "cannot authenticate");
+        refused("ftp", "transparent = true\nhandshake = \"pipelined\"", (5, 13), "what the client sends");
+        refused("ftp", "transparent = true\nftp.address = \"192.0.2.1\"", (5, 1), "its own address");
+        let relays = one("ftp", "transparent = true\nftp.tls = \"relay\"");
+        assert_eq!(relays.ftp().map(|ftp| ftp.options.tls), Some(FtpTls::Relay));
+        let asks = one("login", "transparent = true\nusers = { a = \"b\" }");
+        assert!(matches!(&asks.protocol, Protocol::Login(login) if login.free) && asks.rules.guarded);
+        refused("login", "transparent = true", (1, 1), "nothing would be asked");
         let (_, _, message) = mistake(&text("http", "transparent = true").replace(":80", ":0"));
         assert!(message.contains("needs a port"), "{message}");
     }
 
     #[test]
     fn whom_servers_see() {
-        for protocol in ["socks5", "http", "tls", "tpot"] {
+        for protocol in ["socks5", "http", "tls", "tpot", "ftp"] {
             assert!(one(protocol, "source = \"client\"").shows_clients);
         }
         assert!(!one("ftp", "source = \"own\"").shows_clients);
-        refused("ftp", "source = \"client\"", (4, 10), "control connection");
         refused("transparent", "source = \"client\"", (4, 10), "both hosts see each other");
         let plug = "target = \"10.0.0.1:1\"\nhandshake = \"end-to-end\"\nsource = \"client\"";
         refused("plug", plug, (6, 10), "comes from our address");

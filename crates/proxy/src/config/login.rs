@@ -167,10 +167,10 @@ pub(super) struct RawKeys {
 }
 
 impl SourceFile<'_> {
-    /// Reads a login gateway. `at`: its place. `users`: with the place of their key.
+    /// Reads a login gateway. `at`: its place, and whether its clients want a server. `users`: with the place of their key.
     pub(super) fn login(
         &self,
-        at: Range<usize>,
+        (at, is_transparent): (Range<usize>, bool),
         (users, of_users): (Users, Option<Range<usize>>),
         raw: RawKeys,
     ) -> Result<Login, ConfigError> {
@@ -198,7 +198,11 @@ impl SourceFile<'_> {
             let telnet = telnet && raw.telnet.unwrap_or(target.port == 23);
             named.push(Destination { name, target, users: raw.users.0, telnet });
         }
-        if named.is_empty() && !login.free {
+        if is_transparent && !asks {
+            return Err(self.wrong(at, "nothing would be asked: add users or `check`, or use protocol = \"plug\""));
+        }
+        let free = login.free || (is_transparent && named.is_empty());
+        if named.is_empty() && !free {
             let cure = "no client could go anywhere: add a [[listener.destination]], or login = { free = true }";
             return Err(self.wrong(at, cure));
         }
@@ -210,7 +214,7 @@ impl SourceFile<'_> {
             telnet,
             banner: login.banner,
             destinations: named,
-            free: login.free,
+            free,
             user_variable: login.user_variable.is_some_and(Spanned::into_inner),
             prompt: login.prompt.map_or(usual.prompt, |s| s.0),
             time: login.time.map_or(usual.time, |s| s.0),

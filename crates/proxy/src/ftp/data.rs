@@ -2,7 +2,9 @@
 //!
 //! Each of the two is opened by us or by its host, as four commands and the configuration say, so there are four ways to make
 //! the pair, in any mixture of families. A data connection belongs to the host that has the control connection: it is opened to
-//! that address only, and accepted from that address only, on a port that is open for one connection (RFC 2577).
+//! that address only, and accepted from that address only, on a port that is open for one connection (RFC 2577). It has our
+//! address of the control connection as well ([`End`]): where a host takes us for another one, a connection to that one is
+//! awaited, or comes from there.
 
 use super::Session;
 use crate::{
@@ -52,6 +54,27 @@ pub(crate) struct Doors {
     pub server: Option<Listener>,
 }
 
+/// Our end of data connections with a host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct End {
+    /// Our address, as the host knows it from the control connection.
+    pub at: SocketAddr,
+    /// It is one of this machine.
+    pub is_ours: bool,
+    /// The host.
+    pub host: IpAddr,
+}
+
+impl End {
+    /// Connects to the host on behalf of the other one, if that has its connection.
+    async fn open(&self, splicer: &Splicer, to: SocketAddr, other: Option<&Leg>) -> io::Result<Leg> {
+        match self.is_ours {
+            true => splicer.connect_from(self.at.ip(), to, other).await,
+            false => splicer.connect_from_elsewhere(self.at.ip(), to, other).await,
+        }
+    }
+}
+
 /// The line of a transfer in the access log. It is written when both the flow and the session have done with it.
 pub(crate) struct Line {
     live: Arc<Live>,
@@ -83,31 +106,37 @@ impl Drop for Line {
     }
 }
 
-/// Opens a port at this address of ours for a data connection. Nobody can tell which: the kernel draws it, or we do.
+/// Opens a port at our end for a data connection. Nobody can tell which: the kernel draws it, or we do. `like`: a port at which
+/// the other host awaits its own. At an address of somebody else, it is free for sure.
 pub(crate) async fn open_door(
-    splicer: &Splicer,
-    mut at: SocketAddr,
+    shared: &ServerContext,
+    end: End,
     ports: Option<PortRange>,
+    like: Option<u16>,
 ) -> io::Result<(Listener, SocketAddr)> {
-    let socket = match ports {
-        None => {
-            at.set_port(0);
-            BoundSocket::bind(at)?
-        }
-        Some(PortRange { first, last }) => {
+    let bind = |port| {
+        let mut at = end.at;
+        at.set_port(port);
+        if end.is_ours { BoundSocket::bind(at) } else { BoundSocket::bind_elsewhere(at) }
+    };
+    let socket = match (ports, like) {
+        (None, Some(like)) if !end.is_ours => bind(like).or_else(|_| bind(0))?,
+        (None, _) => bind(0)?,
+        (Some(PortRange { first, last }), _) => {
             let count = u64::from(last - first) + 1;
             // keyed by random numbers of the system
-            let start = RandomState::new().hash_one(at);
-            let bind = |n| {
-                at.set_port(first + ((start % count + n) % count) as u16);
-                BoundSocket::bind(at)
-            };
+            let start = RandomState::new().hash_one(end.at);
+            let bind = |n| bind(first + ((start % count + n) % count) as u16);
             let mut bound =
                 (0..count).map(bind).skip_while(|b| matches!(b, Err(e) if e.kind() == io::ErrorKind::AddrInUse));
             bound.next().unwrap_or_else(|| Err(io::ErrorKind::AddrInUse.into()))?
         }
     };
-    let door = splicer.listen_for_a_while(socket).await?;
+    let door = match (end.is_ours, shared.tpot.upgrade()) {
+        (false, Some(tpot)) => shared.splicer.listen_elsewhere(&tpot, socket, end.host).await?,
+        (false, None) => return Err(io::ErrorKind::Unsupported.into()),
+        (true, _) => shared.splicer.listen_for_a_while(socket).await?,
+    };
     let at = door.local_addr()?;
     Ok((door, at))
 }
@@ -128,28 +157,27 @@ pub(crate) async fn accept_from(shared: &ServerContext, door: &Listener, host: I
 
 /// Makes what can be made before the server has the command: the client's connection, and that to the server if we open it.
 pub(crate) async fn make(session: &Session<'_>, plan: Plan, doors: &Doors) -> io::Result<(Leg, Option<Leg>)> {
-    let (splicer, control) = (&session.live.shared.splicer, session.server()?);
-    let open = async |to: SocketAddr, from: &Leg, other: Option<&Leg>| {
-        splicer.connect_from(from.local().ip(), to, other).await
-    };
+    let splicer = &session.live.shared.splicer;
+    let (at_client, at_server) = (session.client_end(), session.server_end()?);
     let gone = || io::Error::other("nothing listens for it");
     match (plan.client, plan.server) {
         (Way::Awaited(_), server) => {
             let door = doors.client.as_ref().ok_or_else(gone)?;
-            let client = accept_from(&session.live.shared, door, session.client.leg.remote().ip()).await?;
+            let client = accept_from(&session.live.shared, door, at_client.host).await?;
             match server {
                 Way::Opened(to) => {
-                    Ok(open(to, control, Some(&client)).await.map(Some).map(|server| (client, server))?)
+                    let server = at_server.open(splicer, to, Some(&client)).await?;
+                    Ok((client, Some(server)))
                 }
                 Way::Awaited(_) => Ok((client, None)),
             }
         }
         (Way::Opened(to), Way::Opened(server)) => {
-            let server = open(server, control, None).await?;
-            let client = open(to, &session.client.leg, Some(&server)).await?;
+            let server = at_server.open(splicer, server, None).await?;
+            let client = at_client.open(splicer, to, Some(&server)).await?;
             Ok((client, Some(server)))
         }
-        (Way::Opened(to), Way::Awaited(_)) => Ok((open(to, &session.client.leg, None).await?, None)),
+        (Way::Opened(to), Way::Awaited(_)) => Ok((at_client.open(splicer, to, None).await?, None)),
     }
 }
 

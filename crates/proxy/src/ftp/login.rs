@@ -146,7 +146,7 @@ impl Session<'_> {
             }
         }
         self.state.phase = Phase::Server;
-        if self.ftp.target.is_some() && self.ftp.users.is_empty() {
+        if !self.is_gated() {
             // it is the client's greeting, too
             return match self.relay_reply().await? {
                 200..=299 => Ok(()),
@@ -164,8 +164,8 @@ impl Session<'_> {
 
     /// Greets a client. If it does not have to name anything, it is the server that does.
     pub(super) async fn greet(&mut self) -> Result<(), Next> {
-        if let (Some(target), true) = (&self.ftp.target, self.ftp.users.is_empty()) {
-            self.state.target = Some(target.clone());
+        if !self.is_gated() {
+            self.state.target = self.given_target();
             return self.call().await;
         }
         let limit = self.front.listener.limits.handshake;

@@ -3,7 +3,7 @@
 use super::{
     Next, Session,
     address::{AddressError, Epsv, encode_eprt, encode_port, parse_227, parse_229, parse_eprt, parse_epsv, parse_port},
-    data::{Doors, Plan, Way, open_door},
+    data::{Doors, End, Plan, Way, open_door},
     line::Command,
     verb::Setup,
 };
@@ -50,10 +50,12 @@ impl Session<'_> {
             self.log_refused(command, &Fault::BadRequest(why.into()));
             return self.tell(504, why).await;
         }
-        let Some((server, at_server)) = self.ask_server(setup).await? else { return Ok(()) };
+        let asked = self.ask_server(setup, given.map(|address| address.port())).await?;
+        let Some((server, at_server)) = asked else { return Ok(()) };
+        let like = if let Way::Opened(at) = server { Some(at.port()) } else { None };
         let (client, at_client) = match given {
             Some(address) => (Way::Opened(address), None),
-            None => match self.door(self.client.leg.local()).await {
+            None => match self.door(self.client_end(), like).await {
                 Ok((door, at)) => (Way::Awaited(at), Some(door)),
                 Err(error) => return self.no_port(&error).await,
             },
@@ -84,8 +86,8 @@ impl Session<'_> {
         }
     }
 
-    async fn door(&self, at: SocketAddr) -> io::Result<(Listener, SocketAddr)> {
-        open_door(&self.live.shared.splicer, at, self.ftp.options.ports).await
+    async fn door(&self, end: End, like: Option<u16>) -> io::Result<(Listener, SocketAddr)> {
+        open_door(&self.live.shared, end, self.ftp.options.ports, like).await
     }
 
     async fn no_port(&mut self, error: &io::Error) -> Result<(), Next> {
@@ -93,10 +95,11 @@ impl Session<'_> {
         self.tell(425, "No port for a data connection").await
     }
 
-    /// Asks the server for a data connection. Returns how it is made; if it is not, the client has been told.
-    async fn ask_server(&mut self, setup: Setup) -> Result<Option<(Way, Option<Listener>)>, Next> {
-        let Ok(server) = self.server() else { return Err(Next::Close) };
-        let (remote, local) = (server.remote(), server.local());
+    /// Asks the server for a data connection. Returns how it is made; if it is not, the client has been told. `like`: the port at
+    /// which the client awaits its own.
+    async fn ask_server(&mut self, setup: Setup, like: Option<u16>) -> Result<Option<(Way, Option<Listener>)>, Next> {
+        let (Ok(server), Ok(end)) = (self.server(), self.server_end()) else { return Err(Next::Close) };
+        let remote = server.remote();
         let is_ipv4 = remote.ip().to_canonical().is_ipv4();
         let is_active = match self.ftp.options.data {
             DataMode::Passive => false,
@@ -104,7 +107,7 @@ impl Session<'_> {
             DataMode::AsClient => matches!(setup, Setup::Port | Setup::Eprt),
         };
         if is_active {
-            let (door, at) = match self.door(local).await {
+            let (door, at) = match self.door(end, like).await {
                 Ok(opened) => opened,
                 Err(error) => return self.no_port(&error).await.map(|()| None),
             };

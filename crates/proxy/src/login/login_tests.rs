@@ -43,7 +43,7 @@ async fn run(login: &Login, input: &[u8]) -> (Result<String, Fault>, String, Dur
     let (started, failed) = (Instant::now(), Failed::default());
     let mut record = record();
     let mut talk = Talk::with(login, &mut ours, Cleared::default(), [192, 0, 2, 2].into());
-    let asked = timeout(login.time, talk.ask(&failed, login, &mut record)).await;
+    let asked = timeout(login.time, talk.ask((&failed, &|_: Option<&str>| None), login, &mut record)).await;
     let asked = asked.unwrap_or(Err(Fault::Timeout(Step::Handshake)));
     if let Err(fault) = &asked {
         talk.part(fault).await;
@@ -87,6 +87,24 @@ async fn hosts_that_clients_name() {
     let (chosen, told, ..) = run(&free, &b"a b c\n:23\na..b\nx:0\n\n".repeat(2)).await;
     assert!(matches!(chosen, Err(Fault::BadRequest(_))), "{chosen:?}");
     assert_eq!(told.matches("type HOST or HOST:PORT").count(), usize::from(session::HOSTS) - 1);
+}
+
+/// A client that has connected to a server goes there, if that is one of the user's destinations.
+#[tokio::test]
+async fn who_wants_a_server_is_led_there_if_he_may() {
+    let led = |login: &Login, user, wanted: &str| {
+        let known = |target: &Target| vec![target.to_string().replace("box", "192.0.2.2").parse().unwrap()];
+        let chosen = login.lead(Some(user), wanted.parse().unwrap(), known);
+        chosen.map(|c| format!("{} {} {:?}", c.name, c.target, (c.configured, c.telnet))).ok()
+    };
+    let mut login = login();
+    login.destinations[2].target = "box:2323".parse().unwrap();
+    assert_eq!(led(&login, "ann", "192.0.2.1:23").unwrap(), "db 192.0.2.1:23 (true, true)");
+    assert_eq!(led(&login, "bob", "192.0.2.2:2323").unwrap(), "safe box:2323 (true, true)");
+    assert_eq!([led(&login, "ann", "192.0.2.2:2323"), led(&login, "ann", "192.0.2.1:24")], [None, None]);
+    (login.free, login.telnet) = (true, true);
+    assert_eq!(led(&login, "ann", "192.0.2.2:2323").unwrap(), "192.0.2.2:2323 192.0.2.2:2323 (false, false)");
+    assert_eq!(led(&login, "ann", "192.0.2.3:23").unwrap(), "192.0.2.3:23 192.0.2.3:23 (false, true)");
 }
 
 #[tokio::test(start_paused = true)]
@@ -134,7 +152,7 @@ async fn every_question_has_a_limit_and_all_of_them() {
     let mut record = record();
     let (started, failed) = (Instant::now(), Failed::default());
     let mut talk = Talk::with(&login, &mut ours, Cleared::default(), [192, 0, 2, 2].into());
-    let asked = timeout(login.time, talk.ask(&failed, &login, &mut record));
+    let asked = timeout(login.time, talk.ask((&failed, &|_: Option<&str>| None), &login, &mut record));
     let late = tokio::select! {
         asked = asked => asked.is_err(),
         () = slow => false,
