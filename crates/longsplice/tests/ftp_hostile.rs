@@ -15,6 +15,8 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
+    path::Path,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -33,17 +35,21 @@ struct Place {
 
 impl Place {
     fn new(more: &str) -> Place {
+        Place::to(&SERVER.port(Family::V4, PORT).to_string(), more, |lab, _| lab.forwarder.command(LONGSPLICE))
+    }
+
+    fn to(target: &str, more: &str, command: impl FnOnce(&Lab, &Path) -> Command) -> Place {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("longsplice.toml");
-        let (listen, target) = (FORWARDER_TO_CLIENT.port(Family::V4, PORT), SERVER.port(Family::V4, PORT));
+        let listen = FORWARDER_TO_CLIENT.port(Family::V4, PORT);
         let config =
             format!("[[listener]]\nprotocol = \"ftp\"\nlisten = \"{listen}\"\ntarget = \"{target}\"\n{more}\n");
         fs::write(&file, config).unwrap();
         let pins = Pins::of(&lab.forwarder);
         let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
-        let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
-        let door = lab.server.run(|| TcpListener::bind(target).unwrap());
+        let proxy = Running::start(command(&lab, dir.path()), None, &arguments, &[]);
+        let door = lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, PORT)).unwrap());
         Place { proxy, pins, door, lab, _dir: dir }
     }
 
@@ -172,6 +178,49 @@ fn data_go_to_the_host_of_the_control_connection() {
     drop((client, server));
     let records = place.end();
     assert_eq!(records.iter().filter(|r| r["method"] == "STOR" && r["spliced_up"] == 4).count(), 3, "{records:#?}");
+}
+
+/// The target is a name with two addresses: data go to the member that has the control connection, and not to the other one, which
+/// has the same port open.
+#[test]
+#[ignore = "root"]
+fn data_go_to_the_member_that_has_the_control_connection() {
+    let members = [SERVER, SERVER_SECOND].map(|member| member.ip(Family::V4));
+    let mut place = Place::to(&format!("ftp.test:{PORT}"), "", |lab, dir| {
+        let hosts = dir.join("hosts");
+        fs::write(&hosts, members.map(|ip| format!("{ip} ftp.test\n")).concat()).unwrap();
+        let mut command = lab.forwarder.command("unshare");
+        let mount = format!("mount --bind {} /etc/hosts && exec \"$0\" \"$@\"", hosts.display());
+        command.args(["--mount", "sh", "-c", &mount, LONGSPLICE]);
+        command
+    });
+    let bind = |lab: &Lab, ip, port| lab.server.run(|| TcpListener::bind((ip, port)).unwrap());
+    for [member, other] in [members, [members[1], members[0]]] {
+        drop(std::mem::replace(&mut place.door, bind(&place.lab, other, 0)));
+        place.door = bind(&place.lab, member, PORT);
+        let (mut client, mut server) = place.session();
+        let data = bind(&place.lab, member, 0);
+        let port = data.local_addr().unwrap().port();
+        let not_this = bind(&place.lab, other, port);
+        client.send(b"PASV\r\n");
+        offer(&mut server, (other, port).into());
+        let mut stream = place.connect(client.passive_reply());
+        client.send(b"STOR x\r\n");
+        let (mut theirs, _) = data.accept().unwrap();
+        assert_eq!(server.line().unwrap(), "STOR x\r\n");
+        server.send(b"150 go\r\n");
+        assert_eq!(client.reply().0, 150);
+        stream.write_all(b"data").unwrap();
+        drop(stream);
+        let mut got = String::new();
+        theirs.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "data");
+        not_this.set_nonblocking(true).unwrap();
+        assert_eq!(not_this.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        server.send(b"226 done\r\n");
+        assert_eq!(client.reply().0, 226);
+    }
+    assert_eq!(place.end().iter().filter(|r| r["method"] == "STOR" && r["spliced_up"] == 4).count(), 2);
 }
 
 #[test]

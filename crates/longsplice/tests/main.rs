@@ -6,6 +6,7 @@ mod cli;
 mod cost;
 mod descriptors;
 mod edge;
+mod edge_network;
 mod endings;
 mod examples;
 mod first_bytes;

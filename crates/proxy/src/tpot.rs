@@ -193,7 +193,7 @@ pub async fn tend(tpot: Weak<Tpot>, splicer: Option<Splicer>) {
             warned = true;
             tracing::warn!(
                 "intercepted SYNs come again before the listener has answered them, and are routed on: an input rule of \
-                 the firewall drops them, or the listener's queue is full"
+                 the firewall or a strict check of the source (rp_filter) drops them, or the listener's queue is full"
             );
         }
         if let Err(error) = tpot.follow() {

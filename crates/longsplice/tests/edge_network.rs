@@ -1,0 +1,260 @@
+//! Transparent listeners in networks that are in their way: narrow links, routers that refuse, strict checks of the source, and full
+//! tables; and what HTTP does on such a listener. Needs root and eBPF, and fails without.
+
+use crate::{
+    ftp::connect_from,
+    running::{
+        AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, is_reset, listener, round_trip,
+        translucent::{PATIENCE, PORT, SECOND_PORT, translucent_at, transparent},
+    },
+};
+use longsplice_lab::{
+    Family, Lab, Namespace, Options, Shape,
+    topology::{CLIENT_SECOND, SERVER, SERVER_SECOND},
+    traffic::{Script, connect, converse, intact, listen, serve},
+};
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
+use test_case::test_case;
+
+const BYTES: u64 = 2_000_000;
+const COPY: &str = "policy = { splice = \"never\" }";
+
+/// Two machines that route, one of which runs the program. Every packet is as on a wire.
+struct Way {
+    here: Setting,
+    _pins: [Pins; 2],
+}
+
+impl Way {
+    fn new(configuration: &str) -> Way {
+        let options = Options { forwarding: true, large_packets: false, ..Options::default() };
+        let here = translucent_at(Lab::new(Shape::TwoForwarders, options).unwrap(), configuration);
+        let _pins = [Pins::of(here.lab.second.as_ref().unwrap()), Pins::of_tpot(here.lab.second.as_ref().unwrap())];
+        Way { here, _pins }
+    }
+
+    fn second(&self) -> &Namespace {
+        self.here.lab.second.as_ref().unwrap()
+    }
+
+    /// Sends bytes from the client to the server, or back, and returns the line of the connection.
+    fn sends(&self, proxy: &Running, family: Family, up: bool) -> String {
+        let (lab, at) = (&self.here.lab, SERVER.port(family, PORT));
+        let size = |mine: bool| if mine { BYTES } else { 500 };
+        let answer = Script::answerer().bytes(size(!up)).deadline(PATIENCE * 8);
+        let opener = Script::opener(7).bytes(size(up)).deadline(PATIENCE * 8);
+        let serving = serve(lab.server.run(|| listen(at, &answer)).unwrap(), 1, answer);
+        let client = lab.client.run(|| converse(connect(at, &opener).unwrap(), &opener));
+        intact(&client, &serving.join().remove(0)).unwrap();
+        proxy.wait_line(&[&client.local.unwrap().to_string()])
+    }
+}
+
+/// A link behind another router is too narrow, which that router says to whom it takes for the sender. Before the splice, that is
+/// our socket, and afterwards the host.
+#[test_case("own", COPY; "copied")]
+#[test_case("client", COPY; "copied, the client's address")]
+#[test_case("own", AT_ONCE; "spliced")]
+#[test_case("client", AT_ONCE; "spliced, the client's address")]
+#[ignore = "root"]
+fn a_narrow_link_behind_another_router(source: &str, policy: &str) {
+    let configuration = transparent("plug", PORT, &format!("source = \"{source}\"\n{policy}"));
+    for up in [true, false] {
+        let way = Way::new(&configuration);
+        // the program is on the far side of the link
+        let (narrow, device, program) = match up {
+            true => (way.second(), "g1", way.here.lab.forwarder.command(LONGSPLICE)),
+            false => (&way.here.lab.forwarder, "f0", way.second().command(LONGSPLICE)),
+        };
+        narrow.ip(&format!("link set {device} mtu 1300\n")).unwrap();
+        let mut proxy = way.here.start_by(program, &[]);
+        for family in Family::BOTH {
+            let before =
+                narrow.counter("Ip", "FragFails").unwrap_or(0) + narrow.counter("Ip6", "InTooBigErrors").unwrap_or(0);
+            let line = way.sends(&proxy, family, up);
+            assert_eq!(line.contains("splices=1"), policy == AT_ONCE, "{line}");
+            let after =
+                narrow.counter("Ip", "FragFails").unwrap_or(0) + narrow.counter("Ip6", "InTooBigErrors").unwrap_or(0);
+            assert!(after > before, "{family:?}: the router has refused packets");
+        }
+        proxy.shut_down();
+    }
+}
+
+/// A router that says that the server cannot be reached ends an attempt to connect, and says nothing about a connection that there is.
+#[test_case("own"; "the proxy's address")]
+#[test_case("client"; "the client's address")]
+#[ignore = "root"]
+fn a_router_that_cannot_reach_the_server(source: &str) {
+    for policy in [COPY, AT_ONCE] {
+        let way = Way::new(&transparent("plug", PORT, &format!("source = \"{source}\"\n{policy}")));
+        let mut proxy = way.here.start();
+        for family in Family::BOTH {
+            let at = SERVER.port(family, PORT);
+            way.here.echo(at);
+            let mut open = way.here.connect(at);
+            round_trip(&mut open, &[7; 1000]);
+            if policy == AT_ONCE {
+                proxy.wait_flow("spliced");
+            }
+            let (ip, icmp) = match family {
+                Family::V4 => ("ip", "icmp type host-unreachable"),
+                Family::V6 => ("ip6", "icmpv6 type addr-unreachable"),
+            };
+            let reject = format!("{ip} daddr {} tcp dport {PORT} counter reject with {icmp}", at.ip());
+            let chain = format!("table inet t {{ chain c {{ type filter hook forward priority 0; {reject}; }}; }}");
+            way.second().execute("nft", &[&chain]).unwrap();
+            assert!(way.here.lab.client.run(|| is_reset(at)), "{family:?}: at once");
+            proxy.wait_line(&["unreachable", &at.to_string()]);
+            let refused = || {
+                let shown = way.second().execute("nft", &["list table inet t"]).unwrap();
+                shown.split("packets ").nth(1)?.split(' ').next()?.parse::<u64>().ok()
+            };
+            let before = refused().unwrap();
+            open.write_all(&[8; 1000]).unwrap();
+            eventually("the router refuses data", || (refused() > Some(before)).then_some(()));
+            way.second().execute("nft", &["delete table inet t"]).unwrap();
+            let mut back = [0; 1000];
+            open.read_exact(&mut back).unwrap();
+            assert_eq!(back, [8; 1000]);
+        }
+        proxy.shut_down();
+    }
+}
+
+/// A strict check of the source is met by everything that takes the right way. What comes by another one is dropped by the kernel, as
+/// at any router, and the program says so.
+#[test_case("own"; "the proxy's address")]
+#[test_case("client"; "the client's address")]
+#[ignore = "root"]
+fn a_strict_check_of_the_source(source: &str) {
+    for marks_count in ["0", "1"] {
+        for policy in [COPY, AT_ONCE] {
+            let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+            for device in ["all", "f0", "f1"] {
+                lab.forwarder.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "1").unwrap();
+                lab.forwarder.sysctl(&format!("net.ipv4.conf.{device}.src_valid_mark"), marks_count).unwrap();
+            }
+            let here = translucent_at(lab, &transparent("plug", PORT, &format!("source = \"{source}\"\n{policy}")));
+            let at = SERVER.port(Family::V4, PORT);
+            here.echo(at);
+            let mut proxy = here.start();
+            let mut client = here.connect(at);
+            round_trip(&mut client, &[7; 1_000_000]);
+            if policy == AT_ONCE {
+                proxy.wait_flow("spliced");
+            }
+            drop(client);
+            proxy.wait_line(&[&at.to_string(), "how=closed"]);
+            if marks_count == "1" {
+                proxy.shut_down();
+                continue;
+            }
+            let other = CLIENT_SECOND.ip(Family::V4);
+            here.lab.forwarder.ip(&format!("route add {other}/32 dev f1\n")).unwrap();
+            let attempt = here.lab.client.spawn(move || connect_from(SocketAddr::new(other, 0), at).is_err());
+            proxy.wait_message("a strict check of the source (rp_filter)");
+            here.lab.forwarder.ip(&format!("route del {other}/32 dev f1\n")).unwrap();
+            assert!(!attempt.join().unwrap(), "its SYN comes again");
+            proxy.shut_down();
+        }
+    }
+}
+
+/// With full tables, clients are copied or reset, for a reason that is counted; none of them waits for ever.
+#[test_case("own"; "the proxy's address")]
+#[test_case("client"; "the client's address")]
+#[ignore = "root"]
+fn full_tables(source: &str) {
+    const CLIENTS: usize = 40;
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let here = translucent_at(lab, &transparent("plug", PORT, &format!("source = \"{source}\"\n{AT_ONCE}")));
+    let at = SERVER.port(Family::V4, PORT);
+    here.echo(at);
+    let mut proxy = here.start_with(&["--max-flows", "16"]);
+    let talk = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut [0; 5]))
+    };
+    let open = || {
+        let mut stream = here.lab.client.run(|| TcpStream::connect_timeout(&at, PATIENCE)).ok()?;
+        match talk(&mut stream) {
+            Ok(()) => Some(stream),
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(e) => panic!("{e}"),
+        }
+    };
+    let mut served: Vec<TcpStream> = (0..CLIENTS).filter_map(|_| open()).collect();
+    assert!((8..CLIENTS).contains(&served.len()), "{}", served.len());
+    served.iter_mut().for_each(|stream| talk(stream).unwrap());
+    assert!(proxy.count("verdicts", "table-full") > 0, "{}", proxy.counters());
+    drop(served);
+    eventually("room", || open().filter(|_| proxy.flows_in("spliced") > 0));
+    proxy.shut_down();
+}
+
+/// A page that a server has once sent comes from the cache, in the server's name; another one is changed on its way; names lead where
+/// a route says so, and are denied where a rule says so.
+#[test]
+#[ignore = "root"]
+fn http_in_the_servers_name() {
+    let second = SERVER_SECOND.port(Family::V4, SECOND_PORT);
+    let more = "transparent = true\nroute = [{ host = \"second.test\", pool = \"second\" }]\n\
+        rules = [{ action = \"deny\", target = \"ads.test\" }, { action = \"allow\" }]\n\
+        [listener.cache]\ndir = \"cache\"\nsize = 30000000\n\
+        [listener.filter]\nchange = [{ type = \"text/html\", remove_element = \"script\" }]\n";
+    let pool = format!("[pool.second]\nservers = [\"{second}\"]\n");
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let here = translucent_at(lab, &(listener("http", &format!("0.0.0.0:{PORT}"), more) + &pool));
+    let (at, asked) = (SERVER.port(Family::V4, PORT), Arc::new(AtomicU64::new(0)));
+    for server in [at, second] {
+        let (listener, asked) = (here.listen(server), asked.clone());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut head = [0; 4096];
+                let n = stream.read(&mut head).unwrap();
+                asked.fetch_add(1, Relaxed);
+                let (kind, body) = match String::from_utf8_lossy(&head[..n]).starts_with("GET /page ") {
+                    true => ("text/html", b"<p><script>x</script></p>".to_vec()),
+                    false => ("text/plain", server.to_string().repeat(100_000).into_bytes()),
+                };
+                let fields =
+                    format!("Content-Type: {kind}\r\nCache-Control: max-age=1000\r\nContent-Length: {}", body.len());
+                let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{fields}\r\n\r\n");
+                let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+            }
+        });
+    }
+    let mut proxy = here.start();
+    let get = |name: &str, path: &str| {
+        let mut client = here.connect(at);
+        write!(client, "GET {path} HTTP/1.0\r\nHost: {name}\r\n\r\n").unwrap();
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).unwrap();
+        reply
+    };
+    assert!(get("www.test", "/page").ends_with("<p></p>"));
+    assert!(get("ads.test", "/page").starts_with("HTTP/1.1 403 "));
+    let ends = |reply: &str, server: SocketAddr| reply.ends_with(&server.to_string()) && reply.len() > 100_000;
+    assert!(ends(&get("second.test", "/file"), second));
+    let before = asked.load(Relaxed);
+    assert!(ends(&get("www.test", "/file"), at));
+    proxy.wait_line(&["/file", "cache=fill", "splices=1"]);
+    eventually("a reply of the cache", || {
+        let asked_before = asked.load(Relaxed);
+        assert!(ends(&get("www.test", "/file"), at));
+        (asked.load(Relaxed) == asked_before).then_some(())
+    });
+    assert!(asked.load(Relaxed) > before);
+    proxy.wait_line(&["/file", "cache=hit", &format!("server={at}")]);
+    proxy.shut_down();
+}
