@@ -34,6 +34,7 @@ mod recovered;
 mod refusals;
 mod resets;
 mod running;
+mod sites;
 mod soak;
 mod socks;
 mod spliced;

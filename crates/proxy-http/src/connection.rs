@@ -240,8 +240,9 @@ impl Row<'_> {
     async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
         let limit = self.front.listener.limits.handshake;
-        let user = timeout(limit, auth::authenticate(&request.fields, "proxy-authorization", &self.http.users)).await;
-        record.user = user.map_err(|_| (Fault::Timeout(Step::Handshake), 503))?.map_err(|fault| (fault, 407))?;
+        let client = self.client.leg.source().ip();
+        let user = auth::authenticate(&request.fields, ("proxy-authorization", 407), &self.http.users, client);
+        record.user = timeout(limit, user).await.map_err(|_| (Fault::Timeout(Step::Handshake), 503))??;
         let (authority, path) = match &request.form {
             Form::Authority(authority) => (authority, None),
             Form::Absolute(authority, path) => (authority, Some(path)),

@@ -11,10 +11,11 @@ mod verify;
 
 use crate::users::{
     cleared::clear,
+    failures::{Failures, WRONG},
     hashes::{Hash, HashError},
     verify::Verifier,
 };
-use std::{collections::BTreeMap, fmt, hint::black_box, sync::Arc};
+use std::{collections::BTreeMap, fmt, hint::black_box, net::IpAddr, sync::Arc};
 
 /// Maximum length of a name or password in bytes, because the length field is one byte (RFC 1929, section 2).
 const LEN_MAX: usize = 255;
@@ -41,10 +42,26 @@ impl fmt::Debug for Credentials {
 }
 
 /// User names and passwords. Empty: no authentication.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Users {
     secrets: BTreeMap<String, Secret>,
     verifier: Arc<Verifier>,
+    failures: Arc<Failures>,
+}
+
+impl Default for Users {
+    fn default() -> Users {
+        Users { secrets: BTreeMap::new(), verifier: Arc::default(), failures: Arc::new(Failures::new(WRONG)) }
+    }
+}
+
+/// Why a request has no user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoUser {
+    /// Name or password is wrong.
+    Wrong,
+    /// The client has had too many wrong ones: this one was not looked at.
+    TooMany,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -135,6 +152,18 @@ impl Users {
             added.map_err(|e| (i + 1, e))?;
         }
         Ok(())
+    }
+
+    /// Like [`Users::check`], unless this client has guessed too often.
+    pub async fn check_of(&self, client: IpAddr, given: &Credentials) -> Result<&str, NoUser> {
+        if self.failures.are_too_many(client) {
+            return Err(NoUser::TooMany);
+        }
+        let user = self.check(given).await;
+        user.ok_or_else(|| {
+            self.failures.begin(client);
+            NoUser::Wrong
+        })
     }
 
     /// Returns the name if the password is right. An unknown name takes as long as a wrong

@@ -4,20 +4,27 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use longsplice_http::Fields;
 use longsplice_proxy::{
     fault::Fault,
-    users::{Credentials, Users},
+    users::{Credentials, NoUser, Users},
 };
+use std::net::IpAddr;
 
 /// Value of `Proxy-Authenticate` and of `WWW-Authenticate`.
 pub(crate) const CHALLENGE: &str = "Basic realm=\"longsplice\", charset=\"UTF-8\"";
 /// Maximum length in bytes of a value that can be valid: 511 bytes in base64, and the name of the scheme.
 const LONGEST: usize = 1024;
 
-/// Returns the user that this field authenticates; `None` if authentication is not required.
-pub(crate) async fn authenticate(fields: &Fields, field: &str, users: &Users) -> Result<Option<String>, Fault> {
+/// Returns the user that this field authenticates; `None` if authentication is not required. `asking`: the status that asks for a
+/// password.
+pub(crate) async fn authenticate(
+    fields: &Fields,
+    (field, asking): (&str, u16),
+    users: &Users,
+    client: IpAddr,
+) -> Result<Option<String>, (Fault, u16)> {
     if users.is_empty() {
         return Ok(None);
     }
-    let fail = |user: Option<String>, why| Err(Fault::AuthFailed { user, why });
+    let fail = |user: Option<String>, why| Err((Fault::AuthFailed { user, why }, asking));
     let mut given = fields.all(field);
     let given = match (given.next(), given.next()) {
         (Some(value), None) => value,
@@ -25,9 +32,14 @@ pub(crate) async fn authenticate(fields: &Fields, field: &str, users: &Users) ->
         (Some(_), Some(_)) => return fail(None, "more than one name and password"),
     };
     let Some(credentials) = basic(given) else { return fail(None, "no Basic name and password") };
-    match users.check(&credentials).await {
-        Some(user) => Ok(Some(user.to_owned())),
-        None => fail(Some(String::from_utf8_lossy(&credentials.name).into_owned()), "wrong name or password"),
+    match users.check_of(client, &credentials).await {
+        Ok(user) => Ok(Some(user.to_owned())),
+        Err(NoUser::Wrong) => {
+            fail(Some(String::from_utf8_lossy(&credentials.name).into_owned()), "wrong name or password")
+        }
+        Err(NoUser::TooMany) => {
+            Err((Fault::AuthFailed { user: None, why: "too many wrong passwords from this address" }, 429))
+        }
     }
 }
 

@@ -62,9 +62,9 @@ impl Row<'_> {
             RouteTo::Pool(name) => {
                 let users = if route.users.is_empty() { &self.http.users } else { &route.users };
                 let limit = self.front.listener.limits.handshake;
-                let user = timeout(limit, auth::authenticate(&request.fields, "authorization", users)).await;
-                record.user =
-                    user.map_err(|_| (Fault::Timeout(Step::Handshake), 503))?.map_err(|fault| (fault, 401))?;
+                let client = self.client.leg.source().ip();
+                let user = auth::authenticate(&request.fields, ("authorization", 401), users, client);
+                record.user = timeout(limit, user).await.map_err(|_| (Fault::Timeout(Step::Handshake), 503))??;
                 if record.user.is_some() {
                     // the password is for us, and not for servers
                     changed.get_or_insert_with(|| request.clone()).keep_back("authorization");

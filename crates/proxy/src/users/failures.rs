@@ -13,6 +13,9 @@ use tokio::time::Instant;
 pub const FORGET: Duration = Duration::from_secs(600);
 /// Default maximum of failures: some users behind one address may mistype now and then.
 pub const FAILURES: u32 = 10;
+/// Maximum of wrong passwords in requests: programs send one again and again without asking anybody. Whoever guesses has 100 tries
+/// in ten minutes.
+pub const WRONG: u32 = 100;
 /// Number of addresses that are remembered, about 4 MB. Whoever has more addresses than this is not held up by counting them;
 /// the delay after each failure and the limit of connections still hold.
 const ADDRESSES: usize = 65536;
@@ -49,6 +52,13 @@ impl Failures {
         may
     }
 
+    /// Whether a client has had too many. Other than with [`Failures::begin`], many may try at once.
+    pub fn are_too_many(&self, client: IpAddr) -> bool {
+        let of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = |(number, since): &(u32, Instant)| *number >= self.max && since.elapsed() < FORGET;
+        of.get(&counted_as(client)).is_some_and(counts)
+    }
+
     /// The try was none. Those before still count: who has one password may guess another.
     pub fn succeeded(&self, client: IpAddr) {
         let client = counted_as(client);
@@ -77,6 +87,17 @@ mod tests {
         assert_eq!([failures.begin(b), failures.begin(c), failures.begin(b)], [true, true, false], "one /64");
         advance(FORGET).await;
         assert!(failures.begin(a) && failures.begin(c));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_failed_too_often_is_known() {
+        let failures = Failures::new(2);
+        let a = IpAddr::from([192, 0, 2, 1]);
+        let tried = [(); 3].map(|()| (failures.are_too_many(a), failures.begin(a)).0);
+        assert_eq!(tried, [false, false, true]);
+        assert!(!failures.are_too_many([192, 0, 2, 2].into()));
+        advance(FORGET).await;
+        assert!(!failures.are_too_many(a));
     }
 
     #[tokio::test]
