@@ -41,6 +41,8 @@ use std::{
     },
 };
 use tokio::sync::{mpsc, watch};
+#[cfg(feature = "taps")]
+use tokio::sync::{mpsc::error::SendError, oneshot};
 
 /// The shared state. It lives until the last thread and the last flow have ended.
 pub(crate) struct Engine {
@@ -209,15 +211,17 @@ impl Engine {
 
     /// Taps a flow that is copied. Returns the tap if it is not, or is gone.
     #[cfg(feature = "taps")]
-    pub fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
-        let Some(flow) = self.flow(id).filter(|flow| flow.now().state == FlowState::Copying) else { return Some(tap) };
-        match &*flow.owner() {
-            FlowOwner::Task { orders, .. } => match orders.send(Order::Tap(tap)).err()?.0 {
-                Order::Tap(tap) => Some(tap),
-                Order::Command(_) => None,
-            },
-            FlowOwner::Keeper(_) | FlowOwner::Gone => Some(tap),
+    pub async fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
+        let (refused, answer) = oneshot::channel();
+        {
+            let flow = self.flow(id).filter(|flow| flow.now().state == FlowState::Copying);
+            let owner = flow.as_ref().map(|flow| flow.owner());
+            let Some(FlowOwner::Task { orders, .. }) = owner.as_deref() else { return Some(tap) };
+            if let Err(SendError(Order::Tap(tap, _))) = orders.send(Order::Tap(tap, refused)) {
+                return Some(tap);
+            }
         }
+        answer.await.ok()
     }
 
     /// Returns the channels of a new task: the sending ends, and the ends that it listens to.

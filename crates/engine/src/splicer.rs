@@ -319,8 +319,8 @@ impl Splicer {
     /// Copies all bytes of a live flow that pass from now on to `tap`, as [`Leg::tap`] of its client does. Returns the tap if the
     /// flow is not copied now, or is gone. A flow that has a tap keeps that one.
     #[cfg(feature = "taps")]
-    pub fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
-        self.engine().tap(id, tap)
+    pub async fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
+        self.engine().tap(id, tap).await
     }
 
     /// Returns the configured source address for traffic to `server` that is no connection of the engine, if there is one.

@@ -122,9 +122,8 @@ impl Relay {
                     engine.tell_some_time(KeeperMessage::Command(flow.id, command));
                     soon = true;
                 }
-                // too late
                 #[cfg(feature = "taps")]
-                Order::Tap(_) => {}
+                Order::Tap(tap, refused) => drop(refused.send(tap)),
             }
         }
         // Events that came before the last look may concern the keeper, too: both hosts may have closed before the commit.
@@ -204,8 +203,10 @@ impl Relay {
             c = order(orders), if core.takes_commands() => match c {
                 Order::Command(command) => Event::Command(command),
                 #[cfg(feature = "taps")]
-                Order::Tap(tap) => {
-                    if state == State::Copying && legs.client.tap.is_none() {
+                Order::Tap(tap, refused) => {
+                    if state != State::Copying {
+                        drop(refused.send(tap)); // unless nobody waits for it any more
+                    } else if legs.client.tap.is_none() {
                         pump.without_pipes();
                         legs.client.tap(tap);
                     }

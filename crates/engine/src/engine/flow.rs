@@ -27,7 +27,7 @@ use std::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, mpsc, oneshot, watch},
 };
 use tracing::span::{EnteredSpan, Span};
 
@@ -90,9 +90,9 @@ pub(crate) enum FlowOwner {
 /// What a task is told.
 pub(crate) enum Order {
     Command(Command),
-    /// Copy all bytes from now on to this tap, if no other one has them.
+    /// Copy all bytes from now on to this tap, if no other one has them. It goes back if the flow is not copied any more.
     #[cfg(feature = "taps")]
-    Tap(Tap),
+    Tap(Tap, oneshot::Sender<Tap>),
 }
 
 /// The channels that a task listens to.

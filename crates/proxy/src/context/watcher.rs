@@ -233,7 +233,7 @@ async fn tap(means: &Means, flow: &FlowStatus, by_data: bool, dir: &PathBuf) -> 
         means.splicer.command(flow.id, Command::Unsplice);
     }
     let (mut tap, end) = (dir.tap(flow.client), Instant::now() + BACK_WITHIN);
-    while let Some(rest) = means.splicer.tap(flow.id, tap) {
+    while let Some(rest) = means.splicer.tap(flow.id, tap).await {
         tap = rest;
         let Some(now) = means.splicer.status(flow.id) else { return Ok(()) }; // it has ended
         if Instant::now() > end {
