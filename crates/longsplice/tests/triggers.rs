@@ -241,3 +241,46 @@ fn a_program_is_asked(family: Family, does: &str, state: &str, failures: u64) {
     let seen = fs::read_to_string(home.path().join("seen")).unwrap();
     assert!(seen.starts_with(&format!("client-data plug {from} ")), "{seen}");
 }
+
+/// One connection, and what is found in the program's place each time its client sends. Nothing of that harms the connection, and
+/// no process is left.
+#[test]
+#[ignore = "root"]
+fn a_program_that_is_not_there_any_more() {
+    let home = tempfile::tempdir().unwrap();
+    let path = program(home.path(), "echo go-on");
+    let ask = format!("then = \"ask\", program = \"{path}\", limit = 2, otherwise = \"go-on\"");
+    let (_setting, proxy, mut client) = spliced(Family::V4, &format!("{{ data = \"client\", {ask} }}"));
+    let mut asked = 0;
+    let mut go_on = |failures: u64| {
+        asked += 1;
+        round_trip(&mut client, b"?");
+        triggered(&proxy, asked);
+        eventually("a failure", || (proxy.count("proxy", "trigger_failures") == failures).then_some(()));
+        proxy.wait_flow("spliced");
+    };
+    go_on(0);
+    fs::remove_file(&path).unwrap();
+    go_on(1);
+    fs::create_dir(&path).unwrap();
+    go_on(2);
+    fs::remove_dir(&path).unwrap();
+    fs::write(&path, "#!/bin/sh\necho go-on\n").unwrap();
+    go_on(3); // it is not executable
+    fs::remove_file(&path).unwrap();
+    program(home.path(), "head -c 10000 /dev/zero; echo go-on");
+    go_on(4);
+    fs::write(&path, [0x7f; 500]).unwrap();
+    go_on(5); // it is no program
+    let child = home.path().join("child");
+    program(home.path(), &format!("sleep 1000 &\necho $! > {}\necho go-on", child.display()));
+    go_on(6); // its output has no end
+    let child = fs::read_to_string(child).unwrap();
+    let stat = format!("/proc/{}/stat", child.trim());
+    eventually("the end of its child", || fs::read_to_string(&stat).is_err().then_some(()));
+    let other = home.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::rename(program(&other, "echo kill"), &path).unwrap();
+    client.write_all(b"?").unwrap();
+    is_killed(client, 1);
+}
