@@ -63,6 +63,12 @@ impl Fields {
         self.raw().filter(move |(n, _)| n.eq_ignore_ascii_case(name.as_bytes())).map(|(_, value)| value)
     }
 
+    /// The values of the cookies of this name, in order (RFC 6265, 5.4).
+    pub fn cookies<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        let pairs = self.all("cookie").flat_map(|line| line.split(|b| *b == b';'));
+        pairs.filter_map(move |pair| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+    }
+
     /// The only value of this field; an error if there are several.
     pub(crate) fn one<'a>(&'a self, name: &'a str, several: Wrong) -> Result<Option<&'a [u8]>, Wrong> {
         let mut all = self.all(name);

@@ -23,6 +23,7 @@ mod fields;
 pub mod forward;
 mod mend;
 pub mod path;
+pub mod range;
 pub mod reply;
 mod request;
 mod response;

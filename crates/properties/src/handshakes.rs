@@ -8,6 +8,7 @@ use longsplice_proxy::{
     },
     target::{Host, Target},
     tls::hello::{HELLO_MAX, HelloError, Scan},
+    triggers::TimeOfDay,
 };
 use std::{
     fmt::Debug,
@@ -92,6 +93,36 @@ pub(crate) fn socks_udp(input: &[u8]) {
         let again = [header.as_bytes(), &input[used..]].concat();
         assert_eq!(datagram::parse(&again), Ok((target, length)));
     }
+}
+
+/// Answers to requests, of which BIND has two: a client reads the address that we have written. It stands where datagrams and
+/// requests have theirs.
+pub(crate) fn socks_reply(input: &[u8]) {
+    let (Some(ip), Some(port)) = (input.first_chunk::<16>(), input.last_chunk::<2>()) else { return };
+    let port = u16::from_be_bytes(*port);
+    for ip in [IpAddr::from(*ip), IpAddr::from([ip[0], ip[1], ip[2], ip[3]])] {
+        let reply = socks5::encode_reply(socks5::Reply::Succeeded, Some(SocketAddr::new(ip, port)));
+        let target = Target { host: Host::Ip(ip.to_canonical()), port };
+        assert_eq!(reply[..3], [5, 0, 0]);
+        let command = socks5::Command::Other(0);
+        let length = reply.len();
+        assert_eq!(socks5::parse_request(&reply), Ok(Some((socks5::Request { command, target }, length))));
+        if let IpAddr::V4(v4) = ip.to_canonical() {
+            let reply = socks4::encode_reply(socks4::Reply::Granted, Some(SocketAddr::new(ip, port)));
+            assert_eq!(reply, *[&[0, 90][..], &port.to_be_bytes(), &v4.octets()].concat());
+        }
+    }
+}
+
+/// Two digits, a colon and two digits, and nothing else.
+pub(crate) fn time_of_day(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let digits = |part: &[u8]| part.iter().all(u8::is_ascii_digit).then(|| (part[0] - b'0') * 10 + part[1] - b'0');
+    let is_time = input.len() == 5
+        && input[2] == b':'
+        && digits(&input[..2]).is_some_and(|hours| hours < 24)
+        && digits(&input[3..]).is_some_and(|minutes| minutes < 60);
+    assert_eq!(text.parse::<TimeOfDay>().is_ok(), is_time, "{text}");
 }
 
 pub(crate) fn proxy_protocol(input: &[u8]) {

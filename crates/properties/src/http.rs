@@ -3,7 +3,7 @@
 use longsplice_http::{
     Authority, Body, Form, Framing, Kind, Request, Response, Scan, Step, Version, Wrong,
     forward::{self, Back, Forwarded, Onward},
-    path,
+    path, range,
 };
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -237,4 +237,45 @@ pub(crate) fn target(input: &[u8]) {
     request(format!("GET {text} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
     request(format!("OPTIONS {text} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
     request(format!("GET / HTTP/1.1\r\nHost: {text}\r\n\r\n").as_bytes());
+}
+
+/// A first number, which chooses the length of the body, and the value of a field.
+pub(crate) fn range(input: &[u8]) {
+    let Some((first, value)) = input.split_first() else { return };
+    for length in [0, 1, u64::from(*first), u64::MAX] {
+        let Some(bytes) = range::bytes_of(value, length) else { continue };
+        assert!(bytes.start <= bytes.end && bytes.end <= length, "{bytes:?} of {length}");
+        if !bytes.is_empty() {
+            let again = format!("bytes={}-{}", bytes.start, bytes.end - 1);
+            assert_eq!(range::bytes_of(again.as_bytes(), length), Some(bytes));
+        }
+    }
+}
+
+/// The value of a field, or of two.
+pub(crate) fn cookie(input: &[u8]) {
+    if input.iter().any(|b| b"\r\n".contains(b)) {
+        return; // it is more than a value
+    }
+    let request = |fields: &[u8]| {
+        let head = [&b"GET / HTTP/1.1\r\nHost: a\r\n"[..], fields, b"\r\n"].concat();
+        let end = Scan::new(Kind::Request).feed(&head).ok().flatten()?;
+        Request::parse(&head[..end]).ok().filter(|_| end == head.len())
+    };
+    let one = |value: &[u8]| [b"Cookie: ", value, b"\r\n"].concat();
+    let Some(whole) = request(&one(input)) else { return };
+    let values: Vec<&[u8]> = whole.fields.cookies("id").collect();
+    for value in &values {
+        assert!(!value.contains(&b';') && value.trim_ascii_end() == *value);
+        // another cookie that ends so, or begins so, is none of ours
+        let again = [b"x; xid=1; ID=2; idx=3;id=", *value, b" ;id"].concat();
+        let again = request(&one(&again)).expect("a request");
+        assert_eq!(again.fields.cookies("id").collect::<Vec<_>>(), [*value]);
+    }
+    // cut where cookies are, in two fields
+    if let Some(at) = input.iter().position(|b| *b == b';')
+        && let Some(two) = request(&[one(&input[..at]), one(&input[at + 1..])].concat())
+    {
+        assert_eq!(two.fields.cookies("id").collect::<Vec<_>>(), values);
+    }
 }

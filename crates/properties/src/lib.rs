@@ -10,6 +10,7 @@ mod ftp;
 mod handshakes;
 mod http;
 mod login;
+mod rewrite;
 
 /// A property.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +22,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 21] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
@@ -37,6 +38,12 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "ftp_command", check: ftp::command },
     Target { name: "ftp_reply", check: ftp::reply },
     Target { name: "ftp_address", check: ftp::address },
+    Target { name: "socks_reply", check: handshakes::socks_reply },
+    Target { name: "http_range", check: http::range },
+    Target { name: "http_cookie", check: http::cookie },
+    Target { name: "time_of_day", check: handshakes::time_of_day },
+    Target { name: "html_element", check: rewrite::elements },
+    Target { name: "expression", check: rewrite::expressions },
 ];
 
 /// Checks the property of this name.

@@ -116,3 +116,17 @@ fn every_corpus_has_what_is_accepted_and_what_is_not() {
     let good = all.iter().filter(|(_, input)| accepted(input)).count();
     assert!(good > 0 && good < all.len(), "{good} of {}", all.len());
 }
+
+#[test]
+fn cargo_fuzz_knows_each_property() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let bins = TARGETS.map(|Target { name, .. }| {
+        let program = fs::read_to_string(fuzz.join(format!("fuzz_targets/{name}.rs"))).unwrap();
+        assert!(program.contains(&format!("check(\"{name}\", input)")), "{program}");
+        format!(
+            "[[bin]]\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"\ntest = false\ndoc = false\nbench = false\n"
+        )
+    });
+    let manifest = fs::read_to_string(fuzz.join("Cargo.toml")).unwrap();
+    assert_eq!(manifest[manifest.find("[[bin]]").unwrap()..], bins.join("\n"));
+}

@@ -1,7 +1,7 @@
 //! Parts of stored replies (RFC 9110, 14).
 
 use super::policy::Meta;
-use longsplice_http::Request;
+use longsplice_http::{Request, range};
 use std::ops::Range;
 
 /// How much of a stored reply answers a request.
@@ -39,60 +39,10 @@ impl Part {
         if !same {
             return Part::Whole;
         }
-        std::str::from_utf8(range).ok().and_then(|range| part(range, length)).unwrap_or(Part::Whole)
-    }
-}
-
-/// Returns the part of a body that this range names; `None` if it is to be ignored: it is no range, or several.
-fn part(range: &str, length: u64) -> Option<Part> {
-    let (unit, range) = range.split_once('=')?;
-    let (first, last) = range.trim().split_once('-')?;
-    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().unwrap_or(u64::MAX));
-    if !unit.trim().eq_ignore_ascii_case("bytes") {
-        return None;
-    }
-    let bytes = match (first, last) {
-        ("", "") => return None,
-        ("", last) => length.saturating_sub(number(last)?)..length,
-        (first, "") => number(first)?..length,
-        (first, last) => {
-            let (first, last) = (number(first)?, number(last)?);
-            if last < first {
-                return None;
-            }
-            first..last.saturating_add(1).min(length)
+        match range::bytes_of(range, length) {
+            None => Part::Whole,
+            Some(bytes) if bytes.is_empty() => Part::Outside,
+            Some(bytes) => Part::Bytes(bytes),
         }
-    };
-    Some(if bytes.start < bytes.end { Part::Bytes(bytes) } else { Part::Outside })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges() {
-        for (range, want) in [
-            ("bytes=0-0", Some(Part::Bytes(0..1))),
-            ("bytes=2-", Some(Part::Bytes(2..10))),
-            ("Bytes = 2-4", Some(Part::Bytes(2..5))),
-            ("bytes=2-99", Some(Part::Bytes(2..10))),
-            ("bytes=-3", Some(Part::Bytes(7..10))),
-            ("bytes=-99", Some(Part::Bytes(0..10))),
-            ("bytes=9-99999999999999999999999", Some(Part::Bytes(9..10))),
-            ("bytes=-0", Some(Part::Outside)),
-            ("bytes=10-", Some(Part::Outside)),
-            ("bytes=99999999999999999999999-", Some(Part::Outside)),
-            ("bytes=4-2", None),
-            ("bytes=0-1,4-5", None),
-            ("bytes=-", None),
-            ("bytes=a-", None),
-            ("bytes=+1-", None),
-            ("lines=0-1", None),
-            ("bytes", None),
-        ] {
-            assert_eq!(part(range, 10), want, "{range}");
-        }
-        assert_eq!(part("bytes=0-", 0), Some(Part::Outside));
     }
 }

@@ -17,13 +17,8 @@ pub(super) fn token(secret: &str, pool: &str, server: &str) -> String {
 impl Pool {
     /// Returns the index of the server that a request names in its cookie.
     pub(super) fn named(&self, request: &Request) -> Option<usize> {
-        let name = self.config.sticky.as_ref()?.cookie.as_bytes();
-        let pairs = request.fields.all("cookie").flat_map(|line| line.split(|b| *b == b';'));
-        let of_ours = |pair: &[u8]| {
-            let value = pair.trim_ascii().strip_prefix(name)?.strip_prefix(b"=")?;
-            self.members.iter().position(|m| m.token.as_bytes() == value)
-        };
-        pairs.into_iter().find_map(of_ours)
+        let mut values = request.fields.cookies(&self.config.sticky.as_ref()?.cookie);
+        values.find_map(|value| self.members.iter().position(|m| m.token.as_bytes() == value))
     }
 
     /// Returns the value of Set-Cookie for the reply of this server; `None` if the client need not be told.
