@@ -2,7 +2,7 @@
 
 use super::{
     ledger::{Harm, Ledger},
-    ways::{CROSSING, FTP, FTP_ACTIVE, LOGIN, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
+    ways::{CROSSING, FTP, FTP_ACTIVE, JUDGED, LOGIN, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
     web::{SITE, servers},
 };
 use crate::running::{Control, LONGSPLICE, Pins, Running, eventually};
@@ -278,6 +278,15 @@ fn configuration(splice: Option<&str>) -> String {
             at(CROSSING),
             "splice = \"at-once\", release_after = \"never\"",
             &format!("target = \"{crossing}\""),
+        );
+        // each stream begins with eight bytes, and an answer may have none
+        let judged = "filter.client = { must = '(?s)^.{8}', never = '^never', first = 1000 }\n\
+                      filter.server = { never = '^never', first = 5000 }";
+        listener(
+            "plug",
+            at(JUDGED),
+            "splice = \"at-once\", release_after = 0.5",
+            &format!("target = \"{plug}\"\n{judged}"),
         );
         listener("socks5", at(SOCKS), "splice = 20000, release_after = 0.2", "bind = { wait = 20 }");
         listener("http", at(PROXY), "splice = 65536, release_after = 2", "");

@@ -17,6 +17,8 @@ use std::{
 pub const STREAMS: u16 = 7000;
 /// The proxy's port for a plug to the other address family.
 pub const CROSSING: u16 = 7001;
+/// The proxy's port for a plug that judges first bytes.
+pub const JUDGED: u16 = 7003;
 pub const SOCKS: u16 = 1080;
 pub const PROXY: u16 = 3128;
 /// The server's port for TLS, and the proxy's, which forwards to it by name.
@@ -37,6 +39,7 @@ const BIND: u8 = 2;
 pub enum Way {
     Plug,
     CrossingPlug,
+    JudgedPlug,
     Socks,
     /// The server connects to the client.
     SocksBind,
@@ -51,9 +54,10 @@ pub enum Way {
 }
 
 impl Way {
-    pub const ALL: [Way; 10] = [
+    pub const ALL: [Way; 11] = [
         Way::Plug,
         Way::CrossingPlug,
+        Way::JudgedPlug,
         Way::Socks,
         Way::SocksBind,
         Way::Connect,
@@ -85,6 +89,7 @@ impl Way {
         let stream = match self {
             Way::Plug => traffic::connect(proxy(STREAMS), script),
             Way::CrossingPlug => traffic::connect(proxy(CROSSING), script),
+            Way::JudgedPlug => traffic::connect(proxy(JUDGED), script),
             Way::Socks => traffic::socks5_connect(proxy(SOCKS), target, script),
             Way::SocksBind => await_server(traffic, server, proxy(SOCKS), SERVER.port(to, STREAMS), script),
             Way::Connect => tunnel(proxy(PROXY), target, script),
