@@ -129,6 +129,11 @@ impl Talk {
         stream
     }
 
+    /// The client's own address.
+    pub fn local(&self) -> SocketAddr {
+        self.stream.get_ref().local_addr().unwrap()
+    }
+
     /// Whether the connection ends before another line comes.
     pub fn is_over(&mut self) -> bool {
         self.line().is_none()

@@ -22,6 +22,7 @@ mod http_filter;
 mod http_peers;
 mod inspect;
 mod killed;
+mod killed_early;
 mod limits;
 mod login;
 mod names;
