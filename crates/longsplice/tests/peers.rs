@@ -1,5 +1,5 @@
 //! Independent programs through the real program: curl, ssh, git, iperf3. Needs root and eBPF, and fails without; Debian
-//! packages: curl, nginx-light, openssh, socat, git, iperf3.
+//! packages: curl, nginx-light, openssh, socat, netcat-openbsd, git, iperf3.
 
 use crate::running::{LONGSPLICE, Pins, Running};
 use longsplice_lab::{
@@ -262,7 +262,8 @@ fn ssh_runs_commands_and_carries_data() {
     let bytes = file(&scene.path("file"), 3, SIZE);
     let socat =
         format!("ProxyCommand=socat - SOCKS4A:{}:four.test:{},socksport={SOCKS}", FORWARDER_TO_CLIENT.v4, scene.port);
-    for (i, proxy) in ["ProxyCommand=none", &socat].into_iter().enumerate() {
+    let nc = format!("ProxyCommand=nc -X 5 -x {} four.test {}", Scene::socks(Family::V4), scene.port);
+    for (i, proxy) in ["ProxyCommand=none", &socat, &nc].into_iter().enumerate() {
         let [said, back] = ["said", "back"].map(|name| scene.path(&format!("{name}-{i}")));
         run(ssh(&scene, proxy, "echo $((6 * 7))", None, &said));
         assert_eq!(fs::read_to_string(said).unwrap(), "42\n");
@@ -270,11 +271,11 @@ fn ssh_runs_commands_and_carries_data() {
         same(&back, &bytes);
     }
     let records = scene.proxy.end(&scene.pins);
-    assert_eq!(records.len(), 4, "{records:#?}");
+    assert_eq!(records.len(), 6, "{records:#?}");
     for record in records.iter().filter(|record| record["bytes_up"].as_u64() > Some(SIZE as u64)) {
         ["up", "down"].iter().for_each(|way| spliced(record, way, SIZE as u64));
     }
-    assert_eq!(records.iter().filter(|record| record["splices"] == 1).count(), 2, "{records:#?}");
+    assert_eq!(records.iter().filter(|record| record["splices"] == 1).count(), 3, "{records:#?}");
 }
 
 /// git without the settings of the user who runs the test.

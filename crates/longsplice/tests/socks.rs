@@ -1,10 +1,11 @@
 //! BIND and UDP ASSOCIATE through the real program, off loopback: connections of BIND are spliced; dante's socksify and PySocks
-//! get through. Needs root and eBPF, and fails without; Debian packages: dante-client, python3, python3-socks.
+//! get through, and so do dig and a browser. Needs root and eBPF, and fails without; Debian packages: dante-client, python3,
+//! python3-socks, python3-websockets, bind9-dnsutils, chromium-headless-shell.
 
 use crate::running::{LONGSPLICE, Pins, Running, eventually, round_trip};
 use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Shape,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{self, Script},
 };
 use serde_json::Value;
@@ -185,8 +186,8 @@ while True:
     s.sendto(data, peer)
 "#;
 
-fn serve(scene: &Scene) -> ChildGuard {
-    let program = scene.python("server.py", ANSWERING);
+fn serve(scene: &Scene, program: &str) -> ChildGuard {
+    let program = scene.python("server.py", program);
     let mut command = scene.lab.server.command(PYTHON);
     command.arg(program).arg(SERVER.ip(Family::V4).to_string()).arg(PORT.to_string());
     let server = ChildGuard::spawn(&mut command).unwrap();
@@ -244,7 +245,7 @@ print("all")
 #[ignore = "root"]
 fn pysocks_sends_datagrams() {
     let scene = Scene::new();
-    let _server = serve(&scene);
+    let _server = serve(&scene, ANSWERING);
     let program = scene.python("pysocks.py", PYSOCKS).display().to_string();
     let (proxy, server) = (FORWARDER_TO_CLIENT.ip(Family::V4).to_string(), SERVER.ip(Family::V4).to_string());
     let ports = [SOCKS, PORT].map(|port| port.to_string());
@@ -270,12 +271,108 @@ print("all")
 #[ignore = "root"]
 fn socksify_sends_datagrams() {
     let scene = Scene::new();
-    let _server = serve(&scene);
+    let _server = serve(&scene, ANSWERING);
     let program = scene.python("asking.py", ASKING).display().to_string();
     let (host, port, conf) = (SERVER.ip(Family::V4).to_string(), PORT.to_string(), dante(&scene));
     let said = run(&scene.lab.client, "socksify", &[PYTHON, &program, &host, &port], &[("SOCKS_CONF", &conf)]);
     assert_eq!(said.trim(), "all");
     assert_eq!(scene.counters()["udp_up"], 3);
+}
+
+/// A server of names that knows one address.
+const NAMES: &str = r#"
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], int(sys.argv[2])))
+l = socket.create_server((sys.argv[1], int(sys.argv[2])))
+while True:
+    question, peer = s.recvfrom(4096)
+    end = question.index(0, 12) + 5
+    s.sendto(question[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + question[12:end]
+             + b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4\xc0\0\2\7", peer)
+"#;
+
+/// Passes questions on through the proxy. dig itself calls what socksify does not know.
+const RESOLVER: &str = r#"
+import socket, socks, subprocess, sys, threading
+proxy, port, host, there = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+near, far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socks.socksocket(type=socket.SOCK_DGRAM)
+near.bind((sys.argv[5], 5353))
+far.set_proxy(socks.SOCKS5, proxy, port)
+far.bind(("", 0))
+def serve():
+    while True:
+        question, client = near.recvfrom(4096)
+        far.sendto(question, (host, there))
+        near.sendto(far.recvfrom(4096)[0], client)
+threading.Thread(target=serve, daemon=True).start()
+ask = ["dig", "@" + sys.argv[5], "-p", "5353", "+short", "+tries=1", "+timeout=20"]
+for name in "name.test", "other.test":
+    print(subprocess.run(ask + [name, "A"], check=True, capture_output=True, text=True).stdout, end="")
+"#;
+
+#[test]
+#[ignore = "root"]
+fn dig_asks_for_names() {
+    let scene = Scene::new();
+    let _server = serve(&scene, NAMES);
+    let program = scene.python("resolver.py", RESOLVER).display().to_string();
+    let [proxy, server, own] = [FORWARDER_TO_CLIENT, SERVER, CLIENT].map(|host| host.ip(Family::V4).to_string());
+    let ports = [SOCKS, PORT].map(|port| port.to_string());
+    let said = run(&scene.lab.client, PYTHON, &[&program, &proxy, &ports[0], &server, &ports[1], &own], &[]);
+    assert_eq!(said, "192.0.2.7\n192.0.2.7\n");
+    assert_eq!((scene.counters()["udp_up"].as_u64(), scene.counters()["udp_down"].as_u64()), (Some(2), Some(2)));
+}
+
+/// A page, a WebSocket, and a picture that is there once the WebSocket has ended: the page is not complete before.
+const SITE: &str = r#"
+import asyncio, http, sys, websockets
+PAGE = b"""<p>nothing yet</p><img src=picture><script>
+const text = 'x'.repeat(50000), socket = new WebSocket(`ws://${location.host}/echo`);
+let left = 20;
+socket.onopen = () => socket.send(text);
+socket.onmessage = message => {
+    if (message.data !== text) return;
+    if (--left) return socket.send(text);
+    document.querySelector('p').textContent = 'all came back';
+    socket.close();
+};
+</script>"""
+ended = asyncio.Event()
+async def page(path, headers):
+    if path == "/echo":
+        return None
+    if path == "/picture":
+        await ended.wait()
+    return http.HTTPStatus.OK, [("Content-Type", "text/html")], PAGE if path == "/" else b""
+async def echo(socket):
+    try:
+        async for message in socket:
+            await socket.send(message)
+    finally:
+        ended.set()
+async def main():
+    more = dict(process_request=page, max_size=None, compression=None)
+    async with websockets.serve(echo, sys.argv[1], int(sys.argv[2]), **more):
+        await asyncio.Future()
+asyncio.run(main())
+"#;
+
+#[test]
+#[ignore = "root"]
+fn a_browser_loads_a_page_and_opens_a_web_socket() {
+    let mut scene = Scene::new();
+    let _server = serve(&scene, SITE);
+    let profile = format!("--user-data-dir={}", scene.dir.path().join("profile").display());
+    let proxy = format!("--proxy-server=socks5://{}", FORWARDER_TO_CLIENT.port(Family::V4, SOCKS));
+    let url = format!("http://{}/", SERVER.port(Family::V4, PORT));
+    let how = ["--no-sandbox", "--disable-gpu", &profile, &proxy, "--dump-dom", &url];
+    let page = run(&scene.lab.client, "chromium-headless-shell", &how, &[]);
+    assert!(page.contains("<p>all came back</p>"), "{page}");
+    let lines = scene.proxy.end(&scene.pins);
+    let socket = lines.iter().find(|line| line["bytes_up"].as_u64() > Some(1_000_000)).expect("the WebSocket");
+    assert!(socket["spliced_up"].as_u64() > Some(900_000), "{socket}");
+    assert!(lines.len() >= 3, "{lines:#?}");
 }
 
 /// Datagrams as fast as they go, both ways, through GSO and without; each that arrives is whole, and none comes twice.
