@@ -242,6 +242,8 @@ pub enum Measurement {
     Memory,
     /// Cost of a small packet with up to a million flows.
     Flood,
+    /// Cost of a datagram through SOCKS, from round trips on one CPU.
+    Datagrams,
     /// A picture of sequence numbers across splice, unsplice, release and recreation; measures nothing, and needs --out.
     Trace,
     /// A million simultaneous connections; takes minutes and some 12 GB, so it runs only if it is named.

@@ -6,13 +6,14 @@
 //! is compared and what is measured. A [`venue`] is where: a [`network`], and in it longsplice or one of its [`peers`], or, for
 //! HTTP, a [`site`], or long links ([`far`]). [`segment`], [`ratio`], [`bulk`], [`rate`] (of [`objects`]), [`threshold`],
 //! [`http`], [`switch`] (by [`driver`] and [`release`]), [`memory`], [`flood`] (with room from [`conntrack`]),
-//! [`million`] and [`wan`] (both between [`ends`]) are the measurements. [`machine`] measures the cost and detects
+//! [`datagrams`], [`million`] and [`wan`] (both between [`ends`]) are the measurements. [`machine`] measures the cost and detects
 //! disturbances, [`counters`] packet sizes; [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] formats
 //! tables, and [`readme`] writes them into the documents.
 
 mod bulk;
 mod conntrack;
 mod counters;
+mod datagrams;
 mod driver;
 pub(crate) mod ends;
 mod far;
@@ -201,6 +202,9 @@ impl Bench {
         }
         if wanted(&[Measurement::Flood]) {
             cases.extend(flood::measure(self, &args.flows)?);
+        }
+        if wanted(&[Measurement::Datagrams]) {
+            cases.extend(datagrams::measure(self)?);
         }
         let mut results = self.results(Part::Results, &cases);
         results.thresholds = thresholds;

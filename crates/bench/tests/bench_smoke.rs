@@ -92,6 +92,14 @@ impl BenchOutput {
 
 #[test]
 #[ignore = "root"]
+fn datagrams() {
+    let kept = bench(&["datagrams"]);
+    assert_eq!(kept.cases("datagrams", &["direct", "ip-forward", "copy-socks"]), 4, "two sizes, alone and in numbers");
+    kept.peers("datagrams", &[("dante", "Dante")]);
+}
+
+#[test]
+#[ignore = "root"]
 fn bench_smoke() {
     let kept = bench(&["segment", "ratio", "switch", "trace"]);
     let table = fs::read_to_string(kept.dir.join("results.md")).unwrap();

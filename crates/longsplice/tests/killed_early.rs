@@ -115,7 +115,7 @@ fn first_bytes_are_judged(family: Family, of: &str) {
                 ends(served, &format!("{condition}: server of {protocol}"));
             }
         });
-        for n in 0..PROTOCOLS.len() {
+        for (n, protocol) in PROTOCOLS.iter().enumerate() {
             let (mut client, mut served) = open(n);
             let (from, to) = if of == "client" { (&mut client, &mut served) } else { (&mut served, &mut client) };
             let bytes = [b"SSH-2.0".to_vec(), vec![b'x'; 100_000]].concat();
@@ -125,7 +125,7 @@ fn first_bytes_are_judged(family: Family, of: &str) {
             let mut got = vec![0; bytes.len()];
             to.read_exact(&mut got).unwrap();
             writing.join().unwrap();
-            assert!(got == bytes, "{condition}: {}", PROTOCOLS[n]);
+            assert!(got == bytes, "{condition}: {protocol}");
         }
     }
     stop(&setting, &mut program);

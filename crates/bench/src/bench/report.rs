@@ -55,6 +55,7 @@ pub fn tables(r: &Results, brief: bool) -> String {
     let http = "over persistent connections to reverse proxies, and the ratio to HAProxy";
     let body = "HTTP replies on one CPU, microseconds per request, and the ratio to copying";
     let flood = "Nanoseconds of one CPU per small packet, generator and sink included, and the ratio to IP forwarding";
+    let datagrams = "Datagrams through SOCKS on one CPU, microseconds each";
     let requests = if r.part == Part::Wan { format!("; of {REQUESTS} requests each over HTTP") } else { String::new() };
     let times = match r.part {
         Part::Tpot => "Seconds from connecting until the last byte has arrived, and the ratio to routing",
@@ -66,6 +67,7 @@ pub fn tables(r: &Results, brief: bool) -> String {
     let value = |l: &Line| with_ratio(l, Figure::Value, None);
     let cpu = |digits| move |l: &Line| with_ratio(l, Figure::Cpu, Some(digits));
     let spliced = |l: &Line| l.spread(Figure::Spliced).map_or(String::new(), |s| s.text(2));
+    let alone = |l: &Line| with_ratio(l, Figure::Alone, None);
     let packet = |l: &Line| l.get(Figure::Packet).map_or(String::new(), |bytes| format!("{bytes:.0}"));
     let rate = |l: &Line| match l.subject {
         Subject::Path(cell) => format!("{:.0}", cell.size.0 as f64 / l.value() / 1e3),
@@ -114,6 +116,11 @@ pub fn tables(r: &Results, brief: bool) -> String {
         (true, switch(r)),
         (true, memory(r)),
         (true, by(Kind::Flood, format!("{flood} ({rounds}):"), &value)),
+        (
+            true,
+            by(Kind::Datagrams, format!("{datagrams}, end hosts included, and the ratio to Dante ({rounds}):"), &value),
+        ),
+        (false, by(Kind::Datagrams, format!("{datagrams}, forwarder alone:"), &alone)),
         (false, million(r)),
         (true, by(Kind::Path, format!("{times} (medians of {} rounds{requests}):", r.rounds), &time_and_ratios)),
         (false, by(Kind::Path, "Rate, KB per second:".into(), &rate)),

@@ -275,6 +275,7 @@ impl Round {
                 let own = alone(run.variant);
                 vec![(Figure::Alone, own), (Figure::AloneToCopy, own.zip(copying).map(|(own, copy)| own / copy))]
             }
+            Kind::Datagrams => vec![(Figure::Alone, value(Variant::Direct).map(|direct| run.value() - direct))],
             Kind::Path => {
                 let copied = value(Variant::Copy);
                 let slower = value(Variant::IpForward).zip(copied).map(|(routed, copied)| routed.max(copied));

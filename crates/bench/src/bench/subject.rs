@@ -26,6 +26,8 @@ pub enum Subject {
     Body { bytes: u64 },
     /// Cost of a small packet, on one CPU. Flows are chosen at random for each packet.
     Flood { flows: u32 },
+    /// Datagrams of so many bytes through SOCKS, with so many on the way, on one CPU.
+    Datagrams { bytes: u64, window: u64 },
     /// Times of splices and of the ways back, in microseconds.
     Switch { connection: Connection },
     /// Memory of idle connections, in bytes per connection.
@@ -76,6 +78,7 @@ pub enum Kind {
     Http,
     Body,
     Flood,
+    Datagrams,
     Switch,
     Memory,
     Table,
@@ -98,6 +101,7 @@ impl Kind {
             Kind::Http => ("HTTP,", "reply", "per second", 0),
             Kind::Body => ("bodies of", "reply", "us", 0),
             Kind::Flood => ("flood over", "random among", "ns", 0),
+            Kind::Datagrams => ("datagrams of", "variant", "us", 2),
             Kind::Switch => ("switching,", "connection", "us", 1),
             Kind::Memory => ("memory", "variant", "bytes", 0),
             Kind::Table => ("table", "table", "bytes", 0),
@@ -150,6 +154,7 @@ impl Subject {
             Subject::Http { .. } => Kind::Http,
             Subject::Body { .. } => Kind::Body,
             Subject::Flood { .. } => Kind::Flood,
+            Subject::Datagrams { .. } => Kind::Datagrams,
             Subject::Switch { .. } => Kind::Switch,
             Subject::Memory => Kind::Memory,
             Subject::Table { .. } => Kind::Table,
@@ -173,6 +178,7 @@ impl Subject {
                 size(bytes)
             }
             Subject::Flood { flows } => plural(flows.into(), "flow"),
+            Subject::Datagrams { bytes, window } => format!("{}, {window} on the way", plural(bytes, "byte")),
             Subject::Switch { connection: Connection::Idle } => "idle".to_owned(),
             Subject::Switch { connection: Connection::Busy } => "busy".to_owned(),
             Subject::Switch { connection: Connection::Released } => "idle, released".to_owned(),
@@ -203,6 +209,7 @@ impl Subject {
     pub fn base(self) -> Variant {
         match self.kind() {
             Kind::Short | Kind::Body => Variant::Copy,
+            Kind::Datagrams => Variant::Dante,
             Kind::Http => Variant::Haproxy,
             _ => Variant::IpForward,
         }
