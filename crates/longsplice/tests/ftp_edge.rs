@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use std::{
     fs,
     io::{self, Read, Write},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener},
     process::Command,
     thread,
 };
@@ -221,7 +221,8 @@ fn whom_hosts_see_and_what_is_routed(family: Family, source: &str) {
     assert_eq!(served.line().unwrap(), "STOR file\r\n");
     let (mut own, peer) = waiting.accept().unwrap();
     assert_eq!(peer.ip(), SERVER.ip(family), "the client believes that it is the server");
-    let mut data = lab.server.run(|| TcpStream::connect(to)).unwrap();
+    // from the address of the control connection: of several IPv6 addresses, the system may choose another one
+    let mut data = lab.server.run(|| connect_from(SERVER.port(family, 0), to)).unwrap();
     served.send(b"150 now\r\n");
     assert_eq!(user.reply().0, 150);
     own.write_all(&[9; SMALL]).unwrap();
