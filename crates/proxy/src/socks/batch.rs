@@ -95,15 +95,17 @@ pub(super) fn open(at: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Receives what waits, one batch at most, and returns it: datagrams in their order. `WouldBlock` if there is nothing.
-pub(super) fn receive<'b>(socket: &impl AsRawFd, buffers: &'b mut Buffers) -> io::Result<Vec<Received<'b>>> {
-    let mut series: Vec<(usize, Series)> = Vec::with_capacity(BATCH);
+/// Receives what waits, one batch at most, and returns it, and whether more may wait: datagrams in their order. `WouldBlock` if there
+/// is nothing.
+pub(super) fn receive<'b>(socket: &impl AsRawFd, buffers: &'b mut Buffers) -> io::Result<(Vec<Received<'b>>, bool)> {
+    let (mut series, mut messages): (Vec<(usize, Series)>, _) = (Vec::with_capacity(BATCH), 0);
     {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> = buffers.0.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
         // anew each time: it is not fit for a second call, which would have no room for control messages
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(BATCH, Some(cmsg_space!(i32)));
         let flags = MsgFlags::MSG_DONTWAIT;
         for (number, message) in recvmmsg(socket.as_raw_fd(), &mut headers, &mut slices, flags, None)?.enumerate() {
+            messages = number + 1;
             let Some(source) = message.address.as_ref().and_then(address) else { continue };
             let joined = message.cmsgs().ok().into_iter().flatten().find_map(|control| match control {
                 ControlMessageOwned::UdpGroSegments(size) => usize::try_from(size).ok().filter(|size| *size > 0),
@@ -121,7 +123,7 @@ pub(super) fn receive<'b>(socket: &impl AsRawFd, buffers: &'b mut Buffers) -> io
             false => received.extend(bytes.chunks(size).map(|bytes| Received { source, bytes })),
         }
     }
-    Ok(received)
+    Ok((received, messages == BATCH))
 }
 
 fn address(storage: &SockaddrStorage) -> Option<SocketAddr> {

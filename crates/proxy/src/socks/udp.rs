@@ -12,7 +12,7 @@
 
 use super::{
     SocksRequest,
-    batch::{self, Buffers, Outgoing, Sender, Sent},
+    batch::{self, Buffers, Outgoing, Received, Sender, Sent},
     datagram::{self, DatagramError, Header},
     names::{Named, Names},
 };
@@ -168,6 +168,18 @@ impl Outside {
     }
 }
 
+/// Receives a batch. Returns whether more may wait. If not, the socket counts as empty: a call that would find nothing is spared.
+fn hear<'b>(socket: &UdpSocket, buffers: &'b mut Buffers) -> io::Result<(Vec<Received<'b>>, bool)> {
+    let mut heard = None;
+    let into = &mut heard;
+    let tried = socket.try_io(Interest::READABLE, move || {
+        let (received, more) = batch::receive(socket, buffers)?;
+        *into = Some((received, more));
+        if more { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    });
+    heard.ok_or_else(|| tried.err().unwrap_or_else(|| io::ErrorKind::WouldBlock.into()))
+}
+
 /// Waits until a socket, if there is one, may have datagrams.
 async fn readable(socket: Option<&UdpSocket>) -> io::Result<()> {
     match socket {
@@ -272,18 +284,18 @@ impl Association {
 
     /// Passes on what the client has sent: one batch. Others of this thread get their turn after it.
     async fn hear_client(&mut self) {
-        let done = with_buffers(|buffers| {
-            let Association { inside, .. } = &*self;
-            let received = inside.try_io(Interest::READABLE, || batch::receive(inside, buffers));
-            received.map(|received| self.upward(&received))
+        let more = with_buffers(|buffers| {
+            let (received, more) = hear(&self.inside, buffers)?;
+            self.upward(&received);
+            Ok::<_, io::Error>(more)
         });
-        if done.is_ok() {
+        if more.is_ok_and(|more| more) {
             yield_now().await;
         }
         // an error is one of an earlier datagram that the client did not take, or there is nothing
     }
 
-    fn upward(&mut self, received: &[batch::Received<'_>]) {
+    fn upward(&mut self, received: &[Received<'_>]) {
         let now = Instant::now();
         let mut ready: (Vec<Outgoing<'_>>, Vec<Outgoing<'_>>) = Default::default();
         let mut last: Option<(SocketAddr, Verdict)> = None;
@@ -375,19 +387,19 @@ impl Association {
 
     /// Passes on replies: one batch.
     async fn hear_outside(&mut self, v4: bool) {
-        let done = with_buffers(|buffers| {
+        let more = with_buffers(|buffers| {
             let socket = if v4 { self.outside.v4.as_ref() } else { self.outside.v6.as_ref() };
             let socket = socket.ok_or(io::ErrorKind::NotConnected)?;
-            let received = socket.try_io(Interest::READABLE, || batch::receive(socket, buffers))?;
+            let (received, more) = hear(socket, buffers)?;
             self.downward(&received);
-            Ok::<_, io::Error>(())
+            Ok::<_, io::Error>(more)
         });
-        if done.is_ok() {
+        if more.is_ok_and(|more| more) {
             yield_now().await;
         }
     }
 
-    fn downward(&mut self, received: &[batch::Received<'_>]) {
+    fn downward(&mut self, received: &[Received<'_>]) {
         let now = Instant::now();
         let mut headers: Vec<(SocketAddr, bool, Header)> = Vec::new();
         let mut of = Vec::with_capacity(received.len());
