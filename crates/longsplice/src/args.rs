@@ -12,6 +12,8 @@ use std::{
 
 /// Maximum duration of a trace in seconds, so that a forgotten trace ends.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
+/// Longest URL in bytes that `longsplice purge` takes: a request on the control socket has 4096, and JSON may double it.
+const URL_MAX: usize = 2000;
 
 /// A TCP proxy that hands connections over to the kernel.
 ///
@@ -77,6 +79,11 @@ pub enum Command {
     /// Show counters of packets (verdicts of the data path) and of connections: for each listener, how many were spliced,
     /// and why the others were not.
     Counters(Json),
+    /// Remove replies from the caches of the running proxy, and print how many.
+    ///
+    /// Whatever the configuration says of PURGE. All replies of the URL are removed, for every pool and every client; those
+    /// that are being stored are not kept. A large cache takes a while, because the head of each stored reply is read.
+    Purge(PurgeArgs),
     /// Stop the running proxy and wait for it to exit.
     ///
     /// Flows are reset, unless the proxy was started with `--leave-flows`. The exit status is 0 if the proxy has cleaned up
@@ -466,6 +473,18 @@ pub struct TraceArgs {
     pub json: bool,
 }
 
+/// Arguments of `longsplice purge`.
+#[derive(Debug, clap::Args)]
+pub struct PurgeArgs {
+    /// Site and path, with the query: http://www.example.org/news?page=2
+    #[arg(value_parser = parse_url)]
+    pub url: String,
+
+    /// Also all that begins with this URL: http://www.example.org/ is the whole site.
+    #[arg(long)]
+    pub below: bool,
+}
+
 /// Arguments of `longsplice stop`.
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
@@ -487,6 +506,15 @@ pub struct StopArgs {
 /// Converts a range to the one that clap expects.
 fn within(range: &RangeInclusive<u32>) -> RangeInclusive<i64> {
     i64::from(*range.start())..=i64::from(*range.end())
+}
+
+fn parse_url(text: &str) -> Result<String, String> {
+    let site = text.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://")).map(|_| &text[7..]);
+    let is_good = text.len() <= URL_MAX && text.bytes().all(|b| b.is_ascii_graphic());
+    match site {
+        Some(site) if !site.is_empty() && !site.starts_with('/') && is_good => Ok(text.to_owned()),
+        _ => Err(format!("write http://SITE/PATH, at most {URL_MAX} bytes, and other than ASCII as %XX")),
+    }
 }
 
 fn parse_when(text: &str) -> Result<SpliceWhen, String> {

@@ -2,7 +2,7 @@
 
 use crate::{
     Outcome,
-    args::StopArgs,
+    args::{PurgeArgs, StopArgs},
     control::{Ask, Request, VERSION},
     paths::{self, PATIENCE},
 };
@@ -138,6 +138,22 @@ pub fn splice(control: Option<&Path>, id: u64) -> Outcome {
 /// `longsplice unsplice`.
 pub fn unsplice(control: Option<&Path>, id: u64) -> Outcome {
     Client::connect(control)?.ask(Ask::Unsplice { id })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice purge`.
+pub fn purge(control: Option<&Path>, args: &PurgeArgs) -> Outcome {
+    let mut client = Client::connect(control)?;
+    let (mut removed, mut after) = (0, None);
+    loop {
+        let answer = client.ask(Ask::Purge { url: args.url.clone(), below: args.below, after })?;
+        removed += answer.get("removed").and_then(Value::as_u64).unwrap_or(0);
+        after = answer.get("after").and_then(|after| Deserialize::deserialize(after).ok());
+        if after.is_none() {
+            break;
+        }
+    }
+    println!("removed {removed}");
     Ok(ExitCode::SUCCESS)
 }
 

@@ -11,6 +11,8 @@
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"tpot":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
+//! {"version":1,"ask":"purge","url":"http://a.example/x","below":true,"after":null}   {"version":1,"removed":3,"after":[0,4096]}:
+//! replies that caches have, some thousand files at a time; again with this `after`, until it is null
 //! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
 //! seconds until the flows have ended; then, when detached, {"version":1,"stopped":true} or an error; then end of stream
 //! when the process exits
@@ -21,7 +23,7 @@
 
 use crate::{args::TRACE_SECONDS_MAX, paths};
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
-use longsplice_proxy::Server;
+use longsplice_proxy::{Purge, Purged, Server};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -83,7 +85,7 @@ pub struct Request {
 }
 
 /// The requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Ask {
     /// List live flows by ascending number.
@@ -124,6 +126,17 @@ pub enum Ask {
     Unsplice {
         /// Flow number.
         id: u64,
+    },
+    /// Remove stored replies.
+    Purge {
+        /// `http://SITE/PATH`.
+        url: String,
+        /// Those of all URLs that begin so.
+        #[serde(default)]
+        below: bool,
+        /// How far the last answer has come.
+        #[serde(default)]
+        after: Option<(usize, u64)>,
     },
     /// Shut the proxy down.
     Stop {
@@ -312,6 +325,7 @@ impl Office {
                     let _ = timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await;
                     return Ok(Some(ending));
                 }
+                Ok(Ask::Purge { url, below, after }) => self.purge(Purge { url, below, after }).await,
                 Ok(ask) => self.answer(ask),
                 Err(why) => error(&why),
             };
@@ -390,7 +404,9 @@ impl Office {
 
     fn answer(&self, ask: Ask) -> Value {
         match ask {
-            Ask::Ls { .. } | Ask::Trace { .. } | Ask::Stop { .. } => unreachable!("answered by attend()"),
+            Ask::Ls { .. } | Ask::Trace { .. } | Ask::Purge { .. } | Ask::Stop { .. } => {
+                unreachable!("answered by attend()")
+            }
             Ask::Inspect { id } => match self.splicer.inspect(id) {
                 Some(flow) => json!({ "version": VERSION, "flow": flow }),
                 None => no_flow(id),
@@ -398,6 +414,14 @@ impl Office {
             Ask::Counters => self.counters(),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
+        }
+    }
+
+    async fn purge(&self, what: Purge) -> Value {
+        let server = self.server.clone();
+        match tokio::task::spawn_blocking(move || server.purge(&what)).await {
+            Ok(Purged { removed, after }) => json!({ "version": VERSION, "removed": removed, "after": after }),
+            Err(e) => error(&format!("the caches cannot be searched: {e}")),
         }
     }
 
@@ -470,9 +494,10 @@ mod tests {
             Ask::Inspect { id: 7 },
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },
+            Ask::Purge { url: "http://a.example/x".into(), below: true, after: Some((0, 7)) },
             Ask::Stop { drain: Some(5), flush: true },
         ] {
-            let line = serde_json::to_string(&Request { version: VERSION, ask }).unwrap() + "\n";
+            let line = serde_json::to_string(&Request { version: VERSION, ask: ask.clone() }).unwrap() + "\n";
             assert_eq!(request(line.as_bytes()), Ok(ask));
         }
     }

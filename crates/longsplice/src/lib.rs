@@ -39,6 +39,7 @@ pub fn main() -> ExitCode {
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Counters(json) => client::counters(control, json.json),
+        Command::Purge(args) => client::purge(control, args),
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),
         Command::Doctor(args) => doctor::doctor(args),

@@ -32,6 +32,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         length = int(self.headers.get('Content-Length', 0))
         body = self.rfile.read(length)
+        if len(body) < length:
+            self.close_connection = True
+            return
         if 'chunked' in self.headers.get('Transfer-Encoding', ''):
             while (size := int(self.rfile.readline(), 16)) > 0:
                 body += self.rfile.read(size)
@@ -54,13 +57,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             while not os.path.exists('go'):
                 time.sleep(0.01)
             return self.reply(200, b'at last', [('Cache-Control', 'max-age=100')])
-        if path.startswith('/moved'):
+        if path.startswith('/moved/'):
             port = self.server.server_port
-            to = {'/moved/path': '/v2/new', '/moved/site': 'http://%s/v2/new?a=/v2' % self.headers['Host'],
-                  '/moved/server': 'http://%s:%d/v2/new' % (self.server.server_name, port),
-                  '/moved/other': 'http://other.example/v2/new', '/moved/above': '/v22/new'}[path]
-            return self.reply(302, b'', [('Location', to), ('Refresh', '5; url=' + to), ('Content-Location', to),
-                                         ('Set-Cookie', 'a=b; Path=/v2/x; HttpOnly')])
+            to = {'path': '/moved/new', 'site': 'http://%s/moved/new?a=/moved' % self.headers['Host'],
+                  'server': 'http://%s:%d/moved/new' % (self.server.server_name, port),
+                  'other': 'http://other.example/moved/new', 'above': '/moved2/new'}.get(path[7:])
+            if to:
+                return self.reply(302, b'', [('Location', to), ('Refresh', '5; url=' + to), ('Content-Location', to),
+                                             ('Set-Cookie', 'a=b; Path=/moved/x; HttpOnly')])
         fields = [] if path != '/fresh' else [('Cache-Control', 'max-age=100')]
         said = {'port': self.server.server_port, 'method': self.command, 'path': self.path, 'length': len(body),
                 'body': body.decode('latin-1'), 'fields': {k.lower(): v for k, v in self.headers.items()}}
@@ -252,6 +256,37 @@ fn paths_redirects_pages_and_fields() {
     assert_eq!((head.status, head.field("Content-Length")), (503, Some("12")), "{head:?}");
 }
 
+/// What servers say of their own paths leads clients back through the site.
+#[test]
+#[ignore = "root"]
+fn replies_name_paths_of_the_site() {
+    let route = |path: &str, more: &str| {
+        format!("[[listener.route]]\npath = \"{path}\"\npool = \"one\"\nrewrite = {{ prefix = \"/moved\"{more} }}\n")
+    };
+    let scene = Scene::new(&format!("{}{}", route("/api/go", ""), route("/as-it-is", ", replies = false"),));
+    let host = FORWARDER_TO_CLIENT.ip(Family::V4);
+    let own = server(SERVERS[0]);
+    for (name, says, want) in [
+        ("path", "/moved/new".to_owned(), "/api/go/new".to_owned()),
+        ("site", format!("http://{host}/moved/new?a=/moved"), format!("http://{host}/api/go/new?a=/moved")),
+        ("server", format!("http://{own}/moved/new"), "/api/go/new".into()),
+        ("other", "http://other.example/moved/new".into(), "http://other.example/moved/new".into()),
+        ("above", "/moved2/new".into(), "/moved2/new".into()),
+    ] {
+        let got = scene.get(&format!("/api/go/{name}"), &[]);
+        assert_eq!((got.status, got.field("Location")), (302, Some(want.as_str())), "{got:?}");
+        assert_eq!(got.field("Content-Location"), Some(want.as_str()));
+        assert_eq!(got.field("Refresh"), Some(format!("5; url={want}").as_str()));
+        assert_eq!(got.field("Set-Cookie"), Some("a=b; Path=/api/go/x; HttpOnly"));
+        let got = scene.get(&format!("/as-it-is/{name}"), &[]);
+        assert_eq!(got.field("Location"), Some(says.as_str()), "{got:?}");
+        assert_eq!(got.field("Set-Cookie"), Some("a=b; Path=/moved/x; HttpOnly"));
+    }
+    // curl follows, with the cookie, to where the server wants it
+    let said = scene.run(&["--location", "--cookie", "", &Scene::url("/api/go/server")]);
+    assert!(said.contains("\"path\": \"/moved/new\""), "{said}");
+}
+
 #[test]
 #[ignore = "root"]
 fn users_of_a_site_and_who_guesses() {
@@ -293,7 +328,12 @@ fn users_of_a_site_and_who_guesses() {
 #[test]
 #[ignore = "root"]
 fn bodies_and_heads_have_a_longest() {
-    let scene = Scene::new("[listener.limits]\nrequest_head = 4096\nrequest_body = 100000\nreply_body = 200000\n");
+    let scene = Scene::new(
+        "[listener.limits]\nrequest_head = 4096\nrequest_body = 100000\nreply_body = 200000\n\
+         [[listener.route]]\npath = \"/large\"\nrequest_body = 200000\nreply_body = 300000\n\
+         pool = \"web\"\nrewrite = { prefix = \"/\" }\n\
+         [[listener.route]]\npool = \"web\"\n",
+    );
     let file = |n: usize| {
         let path = scene.path(&n.to_string());
         fs::write(&path, "y".repeat(n)).unwrap();
@@ -314,6 +354,10 @@ fn bodies_and_heads_have_a_longest() {
     assert_eq!(scene.get("/x", &["--header", &field(5000)]).status, 431);
     assert_eq!(scene.get("/size/200000", &[]).body.len(), 200_000);
     assert_eq!(scene.get("/size/200001", &[]).status, 502);
+    // a route has others
+    assert_eq!(scene.get("/large/x", &["--data-binary", &long]).status, 200);
+    assert_eq!(scene.get("/large/size/200001", &[]).body.len(), 200_001);
+    assert_eq!(scene.get("/large/size/300001", &[]).status, 502);
     // the site goes on
     assert_eq!(scene.get("/x", &[]).status, 200);
 }
@@ -356,6 +400,30 @@ fn a_cookie_keeps_a_client_at_its_server() {
     assert!(second.field("Set-Cookie").is_some());
     let third = scene.get("/", &with_jar);
     assert_eq!((port(&third), third.field("Set-Cookie")), (port(&second), None));
+}
+
+#[test]
+#[ignore = "root"]
+fn a_server_that_comes_back_starts_slowly() {
+    for (slow, most) in [("slow_start = 100000\n", 5), ("", 60)] {
+        let check = "check = { path = \"/health\", interval = 0.2, timeout = 20, rise = 1, fall = 1 }\n";
+        let mut scene = Scene::new(&format!("[pool]{slow}{check}"));
+        let more = |scene: &Scene, name: &str, than: u64| {
+            eventually(&format!("{name} > {than}"), || (scene.count(name) > than).then_some(()));
+        };
+        // one that was down before it was there would start slowly itself
+        scene.proxy.shut_down();
+        scene.proxy = scene.setting.start();
+        let (down, up) = (scene.count("servers_down"), scene.count("servers_up"));
+        scene.servers.pop().unwrap().kill();
+        more(&scene, "servers_down", down);
+        scene.serve(SERVERS[1]);
+        more(&scene, "servers_up", up);
+        let said = scene.run(&[&format!("{}?[1-100]", Scene::url("/x"))]);
+        let back = said.matches("\"port\": 8082").count();
+        assert_eq!(said.matches("\"port\"").count(), 100);
+        assert!(back <= most && (back >= 40 || most < 40), "{back} of 100 with {slow:?}");
+    }
 }
 
 #[test]
@@ -452,6 +520,19 @@ fn only_named_clients_purge() {
         scene.run(&["--request", "PURGE", "--output", "/dev/null", &format!("{}[1-3000]", Scene::url("/fresh?"))]);
     assert_eq!(flood, "");
     assert_eq!((scene.asked("/fresh"), scene.count("cache_entries")), (3, 1));
+    // the operator may, by URL and by its beginning
+    let removed = |arguments: &[&str]| scene.proxy.client(&[&["purge"], arguments].concat());
+    assert_eq!(removed(&[&Scene::url("/fresh?x")]), "removed 0\n");
+    assert_eq!(removed(&[&Scene::url("/fresh")]), "removed 1\n");
+    for n in 4..=6 {
+        scene.get(&format!("/fresh?{n}"), &[]);
+        scene.until("cache_stored", n);
+    }
+    assert_eq!(removed(&["--below", &Scene::url("/fresh?5")]), "removed 1\n");
+    assert_eq!(removed(&["--below", &Scene::url("").to_uppercase().replace("HTTP", "http")]), "removed 2\n");
+    assert_eq!(scene.count("cache_entries"), 0);
+    scene.get("/fresh", &[]);
+    scene.until("cache_stored", 7);
     // another client
     scene.proxy.shut_down();
     scene.setting.configure(&site(&cache("192.0.2.1")));
@@ -459,5 +540,5 @@ fn only_named_clients_purge() {
     assert_eq!(purge(&scene, "/fresh"), 403);
     scene.run(&["--request", "PURGE", "--output", "/dev/null", &format!("{}[1-3000]", Scene::url("/fresh?"))]);
     scene.get("/fresh", &[]);
-    assert_eq!((scene.count("cache_hits"), scene.count("cache_entries"), scene.asked("/fresh")), (1, 1, 3));
+    assert_eq!((scene.count("cache_hits"), scene.count("cache_entries"), scene.asked("/fresh")), (1, 1, 7));
 }

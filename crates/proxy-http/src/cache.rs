@@ -219,6 +219,32 @@ impl Cache {
         !files.is_empty()
     }
 
+    /// Invalidates what is stored for a URL, or for all that begin with it, of whatever site and pool: URLs are compared from
+    /// their `http://` on. Looks at some thousand files behind `after`. Returns how many were removed, and the last one that was
+    /// looked at, unless it is the last one of all. Blocks.
+    pub fn purge(&self, url: &str, below: bool, after: Option<u64>) -> (u64, Option<u64>) {
+        const AT_ONCE: usize = 4096;
+        let url = normal(url);
+        let is_meant = |stored: &str| {
+            let stored = normal(stored.find("http://").map_or(stored, |at| &stored[at..]));
+            if below { stored.starts_with(&url) } else { stored == url }
+        };
+        let page = {
+            let mut state = self.shared.state();
+            state.fills.values_mut().filter(|f| is_meant(&f.meta.url)).for_each(|f| f.stale = true);
+            state.index.after(after, AT_ONCE)
+        };
+        let mut removed = 0;
+        for (file, key) in &page {
+            // one that cannot be read is found damaged when it is asked for
+            if Stored::open(&self.shared.entry(*file)).is_ok_and(|stored| is_meant(&stored.meta.url)) {
+                self.shared.remove(&mut self.shared.state(), *key, *file, Count::Invalidated);
+                removed += 1;
+            }
+        }
+        (removed, page.last().map(|(file, _)| *file).filter(|_| page.len() == AT_ONCE))
+    }
+
     /// Removes a reply that its server did not confirm.
     pub fn forget(&self, found: &Found) {
         self.shared.remove(&mut self.shared.state(), found.key, found.file, Count::Invalidated);
@@ -389,6 +415,15 @@ impl Fill {
             filling.whole = true;
         }
     }
+}
+
+/// Writes a URL as caches know it: the site in lower case, without the default port, and with a path.
+fn normal(url: &str) -> String {
+    let rest = url.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://")).map_or(url, |_| &url[7..]);
+    let (site, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let site = site.to_ascii_lowercase();
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    format!("http://{}{slash}{path}", site.strip_suffix(":80").unwrap_or(&site))
 }
 
 fn key(url: &str) -> Key {

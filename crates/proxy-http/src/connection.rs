@@ -32,6 +32,7 @@ use longsplice_proxy::{
     context::{Front, Live, ServerContext},
     counters::Counters,
     fault::{Fault, Step},
+    limits::Limits,
     log::access_log::Record,
     onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
@@ -295,9 +296,20 @@ impl Row<'_> {
         next
     }
 
+    /// Returns the limits of a route.
+    fn limits_of(&self, routed: &RoutedRequest<'_>) -> Limits {
+        let mut limits = self.front.listener.limits.clone();
+        if let Some(route) = routed.route.and_then(|number| self.http.routes.get(number - 1)) {
+            let [request, reply] = route.longest;
+            limits.request_body = request.or(limits.request_body);
+            limits.reply_body = reply.or(limits.reply_body);
+        }
+        limits
+    }
+
     /// Refuses requests whose bodies are said to be too long.
     fn fits<'r>(&self, routed: RoutedRequest<'r>) -> Result<RoutedRequest<'r>, (Fault, u16)> {
-        match (routed.request.framing, self.front.listener.limits.request_body) {
+        match (routed.request.framing, self.limits_of(&routed).request_body) {
             (Framing::Exact(length), Some(most)) if length > most => Err(exchange::too_long(most)),
             _ => Ok(routed),
         }

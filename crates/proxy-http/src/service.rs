@@ -8,7 +8,7 @@ use crate::{
 use bytes::Bytes;
 use longsplice_engine::Leg;
 use longsplice_proxy::{
-    Config, CounterValues, Handler, ListenerConfig, Protocol, Service, StartError,
+    Config, CounterValues, Handler, ListenerConfig, Protocol, Purge, Purged, Service, StartError,
     context::{Front, Live, ServerContext},
     counters::cache::CacheValues,
 };
@@ -62,6 +62,17 @@ impl Service for Http {
 
     fn count(&self, values: &mut CounterValues) {
         values.cache = self.caches.values().fold(CacheValues::default(), |sum, cache| sum.and(&cache.values()));
+    }
+
+    fn purge(&self, what: &Purge) -> Purged {
+        let mut caches: Vec<_> = self.caches.iter().collect();
+        caches.sort_unstable_by_key(|(dir, _)| *dir);
+        let (number, after) = what.after.map_or((0, None), |(number, file)| (number, Some(file)));
+        let Some((_, cache)) = caches.get(number) else { return Purged::default() };
+        let (removed, last) = cache.purge(&what.url, what.below, after);
+        let next = last.map_or((number + 1, None), |last| (number, Some(last)));
+        let after = (next.0 < caches.len()).then(|| (next.0, next.1.unwrap_or(0)));
+        Purged { removed, after }
     }
 
     fn flush(&self, limit: Duration) {

@@ -33,6 +33,26 @@ use std::{
 };
 use tokio::{sync::watch, task::JoinHandle};
 
+/// Which stored replies are removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Purge {
+    /// `http://SITE/PATH`.
+    pub url: String,
+    /// Those of all URLs that begin so.
+    pub below: bool,
+    /// Only behind this one.
+    pub after: Option<(usize, u64)>,
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Purged {
+    /// Number of replies that were removed.
+    pub removed: u64,
+    /// There may be more behind this one.
+    pub after: Option<(usize, u64)>,
+}
+
 /// A protocol that a crate above this one serves, and all its listeners together. The program gives a table of such protocols
 /// to [`Prepared::new`](crate::Prepared::new), which opens what they need before the data path is touched.
 pub trait Service: Send + Sync {
@@ -49,6 +69,11 @@ pub trait Service: Send + Sync {
 
     /// Fills in what it counts itself.
     fn count(&self, _values: &mut CounterValues) {}
+
+    /// Removes stored replies. Blocks, for as long as some thousand files take to be read. Returns from where to go on.
+    fn purge(&self, _what: &Purge) -> Purged {
+        Purged::default()
+    }
 
     /// Blocks until it has written what it has to keep, for `limit` at most.
     fn flush(&self, _limit: Duration) {}

@@ -120,7 +120,7 @@ pub fn change<'a>(
 }
 
 /// Changes the lines behind the first one.
-fn edit(head: Vec<u8>, with: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
+pub(crate) fn edit(head: Vec<u8>, with: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
     let text = head.strip_suffix(b"\r\n\r\n").unwrap_or(&head);
     let mut lines: Vec<Vec<u8>> = Vec::new();
     let mut rest = text;
@@ -187,7 +187,7 @@ impl Change {
     }
 }
 
-fn name_of(line: &[u8]) -> &[u8] {
+pub(crate) fn name_of(line: &[u8]) -> &[u8] {
     line.split(|b| *b == b':').next().unwrap_or_default()
 }
 

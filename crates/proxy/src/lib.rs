@@ -50,7 +50,7 @@ pub mod users;
 
 pub use config::{CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};
 pub use context::workers::Workers;
-pub use context::{Handler, Service};
+pub use context::{Handler, Purge, Purged, Service};
 pub use counters::{CounterValues, ListenerValues};
 pub use secrets::SecretError;
 pub use server::{Open, Prepared, Server};

@@ -1,9 +1,11 @@
 //! Routes: host and path of a request select a pool, or where else to go. The first route that matches decides.
 
+mod back;
 mod redirect;
 mod rewrite;
 
 use crate::{access::Pattern, fields::FieldChanges, target::Host, users::Users};
+pub use back::Origins;
 use longsplice_http::path;
 pub use redirect::{Location, Redirect};
 pub use rewrite::Rewrite;
@@ -20,6 +22,10 @@ pub struct Route {
     pub to: RouteTo,
     /// Another path for servers, and for redirects.
     pub rewrite: Option<Rewrite>,
+    /// Whether that is undone in what servers say of their paths.
+    pub rewrite_replies: bool,
+    /// Longest body of a request and of a reply, in bytes, instead of the limits of the listener.
+    pub longest: [Option<u64>; 2],
     /// Who may use it, instead of the users of the listener; empty: those.
     pub users: Users,
     /// Changes of fields, after those of the listener.
@@ -154,6 +160,8 @@ mod tests {
             path,
             to: RouteTo::Pool(pool.into()),
             rewrite: None,
+            rewrite_replies: false,
+            longest: [None; 2],
             users: Users::default(),
             fields: FieldChanges::default(),
         }

@@ -10,7 +10,7 @@ use crate::{
     },
     config::{Config, Http, ListenerConfig, Protocol, ftp::Ftp, pool::PoolConfig},
     context::{
-        Front, Live, ServerContext, Service,
+        Front, Live, Purge, Purged, ServerContext, Service,
         relays::Relays,
         tap_dir::TapDir,
         watcher::{Means, Note, Triggers, watch_all},
@@ -284,6 +284,15 @@ impl Server {
     /// Reopens the access log after a rotation.
     pub fn reopen_log(&self) {
         self.shared.log.reopen();
+    }
+
+    /// Removes stored replies, and blocks meanwhile ([`Service::purge`]).
+    pub fn purge(&self, what: &Purge) -> Purged {
+        let all = self.shared.services.iter().map(|service| service.purge(what));
+        all.fold(Purged::default(), |sum, one| Purged {
+            removed: sum.removed + one.removed,
+            after: sum.after.or(one.after),
+        })
     }
 
     /// Returns the current counters.

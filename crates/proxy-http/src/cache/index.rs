@@ -46,6 +46,19 @@ impl Index {
         self.of.get(&key).into_iter().flatten().rev().map(|s| s.file).collect()
     }
 
+    /// Returns files with higher numbers, at most so many, in their order.
+    pub fn after(&self, file: Option<u64>, most: usize) -> Vec<(u64, Key)> {
+        let behind =
+            self.order.values().map(|(key, file)| (*file, *key)).filter(|(at, _)| file.is_none_or(|f| *at > f));
+        let mut all: Vec<(u64, Key)> = behind.collect();
+        if all.len() > most {
+            all.select_nth_unstable(most);
+            all.truncate(most);
+        }
+        all.sort_unstable();
+        all
+    }
+
     /// Adds a file. Returns the files that it replaces.
     pub fn add(&mut self, key: Key, file: u64, size: u64, variant: u64) -> Vec<u64> {
         let slots = self.of.entry(key).or_default();
@@ -113,6 +126,16 @@ mod tests {
         assert_eq!(index.bytes(), 4000 + 3 * OVERHEAD);
         assert_eq!([index.evict(), index.evict(), index.evict(), index.evict()], [Some(2), Some(3), Some(1), None]);
         assert_eq!((index.len(), index.bytes(), index.of.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn pages_in_the_order_of_numbers() {
+        let mut index = Index::default();
+        [5, 1, 4, 2, 3].map(|file: u64| index.add(file.into(), file, 1, 0));
+        assert_eq!(index.after(None, 2), [(1, 1), (2, 2)]);
+        assert_eq!(index.after(Some(2), 2), [(3, 3), (4, 4)]);
+        assert_eq!(index.after(Some(4), 9), [(5, 5)]);
+        assert_eq!(index.after(Some(5), 9), []);
     }
 
     #[test]

@@ -1,11 +1,16 @@
 //! Changes of fields, of the listener and then of the route, in all heads that leave: of requests, of replies of servers and
 //! of the cache, and of our own.
 
-use super::{Row, forward_request::RoutedRequest, host};
+use super::{
+    Row,
+    forward_request::{RoutedRequest, To},
+    host,
+};
 use longsplice_http::reply::Reply;
 use longsplice_proxy::{
     config::Http,
     fields::{About, FieldChange, FieldChanges, Head, change},
+    routes::{Origins, Rewrite},
 };
 use std::{
     net::IpAddr,
@@ -20,6 +25,8 @@ pub(super) struct Current {
     route: Option<usize>,
     host: String,
     user: Option<String>,
+    /// The servers of the route's pool, if replies are changed by them.
+    servers: Vec<String>,
 }
 
 /// The changes for a request and its reply.
@@ -28,17 +35,29 @@ pub(crate) struct Changes<'a> {
     of_listener: &'a FieldChanges,
     of_route: Option<&'a FieldChanges>,
     about: About<'a>,
+    /// What was done to the path, if it is undone in replies.
+    rewrite: Option<(&'a Rewrite, Origins<'a>)>,
 }
 
 impl<'a> Changes<'a> {
     pub fn new(http: &'a Http, current: &'a Current, client: IpAddr) -> Changes<'a> {
         let route = current.route.and_then(|number| http.routes.get(number - 1));
         let about = About { client, host: &current.host, user: current.user.as_deref() };
-        Changes { of_listener: &http.fields, of_route: route.map(|route| &route.fields), about }
+        let rewrite = route.filter(|route| route.rewrite_replies).and_then(|route| route.rewrite.as_ref());
+        let rewrite = rewrite.map(|rewrite| (rewrite, Origins { site: &current.host, servers: &current.servers }));
+        Changes { of_listener: &http.fields, of_route: route.map(|route| &route.fields), about, rewrite }
     }
 
     pub fn in_request(&self, head: Vec<u8>) -> Vec<u8> {
         self.make(head, Head::Request, |all| &all.request)
+    }
+
+    /// Undoes what was done to the path, in a reply of a server.
+    pub fn undo(&self, head: Vec<u8>) -> Vec<u8> {
+        match &self.rewrite {
+            Some((rewrite, origins)) => rewrite.back_in(head, origins),
+            None => head,
+        }
     }
 
     pub fn in_reply(&self, head: Vec<u8>, status: u16) -> Vec<u8> {
@@ -54,10 +73,17 @@ impl<'a> Changes<'a> {
 impl Row<'_> {
     /// Remembers what the changes of fields need of a request.
     pub(super) fn note_for_changes(&mut self, routed: &RoutedRequest<'_>) {
-        let of_route = routed.route.and_then(|number| self.http.routes.get(number - 1)).map(|route| &route.fields);
-        if of_route.into_iter().chain([&*self.http.fields]).any(|changes| *changes != FieldChanges::default()) {
+        let route = routed.route.and_then(|number| self.http.routes.get(number - 1));
+        let of_route = route.map(|route| &route.fields);
+        let undone = route.is_some_and(|route| route.rewrite_replies);
+        if undone || of_route.into_iter().chain([&*self.http.fields]).any(|changes| *changes != FieldChanges::default())
+        {
             let host = routed.site.clone().or_else(|| routed.target().map(host)).unwrap_or_default();
-            self.current = Current { route: routed.route, host, user: routed.user.clone() };
+            let servers = match &routed.to {
+                To::Pool(pool, _) if undone => pool.config.servers.iter().map(|s| s.target.to_string()).collect(),
+                _ => Vec::new(),
+            };
+            self.current = Current { route: routed.route, host, user: routed.user.clone(), servers };
         }
     }
 

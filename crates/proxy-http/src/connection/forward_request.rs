@@ -262,7 +262,7 @@ impl Row<'_> {
     ) -> End {
         let request = routed.request;
         let last = !self.may_go_on(request);
-        let limits = &self.front.listener.limits;
+        let limits = &self.limits_of(routed);
         let idle = self.front.policy.idle_limit;
         let Some(Held { target, stream: server, reused, lease }) = &mut self.server else { return End::Stale };
         let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.0.habit);

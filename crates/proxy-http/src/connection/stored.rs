@@ -211,7 +211,7 @@ impl Row<'_> {
         within(&mut block, at);
         at += whole;
         let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
-        block.splice(..0, changes.in_reply(forward::response(&head, &back), head.status));
+        block.splice(..0, changes.in_reply(changes.undo(forward::response(&head, &back)), head.status));
         cache.count(count);
         (record.cache, record.status, record.server) = (Some(word), Some(head.status), Some(meta.server));
         let idle = self.front.policy.idle_limit;

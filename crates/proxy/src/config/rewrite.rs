@@ -16,6 +16,7 @@ pub(super) struct RawRewrite {
     prefix: Option<Parsed<PlainPath>>,
     regex: Option<Parsed<Regex>>,
     to: Option<Spanned<String>>,
+    replies: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -40,21 +41,25 @@ impl FromStr for RedirectStatus {
 }
 
 impl SourceFile<'_> {
-    pub(super) fn rewrite(&self, raw: Spanned<RawRewrite>, path: &Paths) -> Result<Rewrite, ConfigError> {
+    /// Returns what becomes of paths, and whether that is undone in replies.
+    pub(super) fn rewrite(&self, raw: Spanned<RawRewrite>, path: &Paths) -> Result<(Rewrite, bool), ConfigError> {
         let span = raw.span();
         match raw.into_inner() {
-            RawRewrite { prefix: Some(to), regex: None, to: None } => match path {
-                Paths::Below(from) => Ok(Rewrite::Prefix(from.clone(), to.0)),
+            RawRewrite { prefix: Some(to), regex: None, to: None, replies } => match path {
+                Paths::Below(from) => Ok((Rewrite::Prefix(from.clone(), to.0), replies.unwrap_or(true))),
                 _ => {
                     Err(self.wrong(span, "`prefix` replaces the route's `path`: use that, or rewrite by regex and to"))
                 }
             },
-            RawRewrite { prefix: None, regex: Some(regex), to: Some(to) } => {
+            RawRewrite { prefix: None, regex: Some(regex), to: Some(to), replies: None } => {
                 let is_good = |b: u8| b.is_ascii_graphic() && b != b'#';
                 if !to.get_ref().bytes().all(is_good) {
                     return Err(self.wrong(to.span(), "bad path: write other than ASCII, spaces and `#` as %XX"));
                 }
-                Ok(Rewrite::Regex(regex.0, to.into_inner()))
+                Ok((Rewrite::Regex(regex.0, to.into_inner()), false))
+            }
+            RawRewrite { regex: Some(_), replies: Some(_), .. } => {
+                Err(self.wrong(span, "only a prefix can be undone in replies: remove `replies`"))
             }
             _ => Err(self.wrong(span, "write prefix = \"/NEW\", or regex = 'EXPRESSION' with to = \"/NEW/$1\"")),
         }

@@ -34,6 +34,8 @@ pub(super) struct RawRoute {
     pub fields: Option<Spanned<RawFields>>,
     pub redirect: Option<Spanned<RawRedirect>>,
     pub rewrite: Option<Spanned<RawRewrite>>,
+    pub request_body: Option<Spanned<u64>>,
+    pub reply_body: Option<Spanned<u64>>,
     pub users: Option<Spanned<BTreeMap<String, String>>>,
     pub users_file: Option<Spanned<PathBuf>>,
 }
@@ -61,6 +63,8 @@ impl RawRoute {
             .or(key("path_regex", &self.path_regex))
             .or(to)
             .or(users)
+            .or(key("request_body", &self.request_body))
+            .or(key("reply_body", &self.reply_body))
             .or(key("fields", &self.fields))
     }
 }

@@ -264,8 +264,10 @@ impl SourceFile<'_> {
         };
         let fields = raw.fields.map(|fields| self.fields(fields.into_inner())).transpose()?.unwrap_or_default();
         let rewrite = raw.rewrite.map(|rewrite| self.rewrite(rewrite, &path)).transpose()?;
+        let (rewrite, rewrite_replies) = rewrite.map_or((None, false), |(rewrite, replies)| (Some(rewrite), replies));
+        let longest = [raw.request_body, raw.reply_body].map(|most| most.map(Spanned::into_inner));
         let users = self.http_users(raw.users, raw.users_file)?;
-        Ok(Route { hosts: list(raw.host).collect(), path, to, rewrite, users, fields })
+        Ok(Route { hosts: list(raw.host).collect(), path, to, rewrite, rewrite_replies, longest, users, fields })
     }
 }
 

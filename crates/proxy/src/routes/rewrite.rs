@@ -65,7 +65,7 @@ fn name_of_group(text: &str) -> usize {
 }
 
 /// Returns what follows this path in one that was written in any way, without the slashes between them.
-fn below<'a>(written: &'a str, top: &str) -> Option<&'a str> {
+pub(super) fn below<'a>(written: &'a str, top: &str) -> Option<&'a str> {
     // The places where a segment ends: each reading of a slash, and the end.
     let ends = written.char_indices().filter(|(_, c)| matches!(c, '/' | '\\' | '%')).map(|(at, _)| at);
     let end = ends.chain([written.len()]).find(|end| {

@@ -286,7 +286,7 @@ impl Exchange<'_> {
     pub(super) fn begin(&mut self, reply: &Response, close: bool, changed: bool) {
         let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
         let head = forward::response(reply, &Back { via, client, close, now, changed });
-        self.down.head = head;
+        self.down.head = self.changes.undo(head);
         if let Some(cookie) = self.cookie.as_ref().filter(|_| !reply.is_interim()) {
             self.down.head.truncate(self.down.head.len() - 2); // the empty line
             self.down.head.extend(format!("Set-Cookie: {cookie}\r\n\r\n").as_bytes());
