@@ -32,7 +32,9 @@ const SERVERS: [u16; 2] = [2323, 2324];
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// What runs at the server: says what it knows of its client, and what it is told.
-const SHELL: &str = "#!/bin/sh\necho \"term=$TERM user=$USER size=$(stty size).\"\n\
+/// Servers start it before they have read how large the terminal is.
+const SHELL: &str = "#!/bin/sh\nwhile [ \"$(stty size)\" = '0 0' ]; do sleep 0.1; done\n\
+    echo \"term=$TERM user=$USER size=$(stty size).\"\n\
     while read -r line; do\n[ \"$line\" = end ] && exit 0\n[ \"$line\" = much ] && seq 1 60000\necho \"got $line.\"\ndone\n";
 
 /// A program on a terminal of 100 columns and 30 rows, whose keys are typed by the test.

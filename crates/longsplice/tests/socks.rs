@@ -371,7 +371,8 @@ fn a_browser_loads_a_page_and_opens_a_web_socket() {
     assert!(page.contains("<p>all came back</p>"), "{page}");
     let lines = scene.proxy.end(&scene.pins);
     let socket = lines.iter().find(|line| line["bytes_up"].as_u64() > Some(1_000_000)).expect("the WebSocket");
-    assert!(socket["spliced_up"].as_u64() > Some(900_000), "{socket}");
+    // how much of it is copied before the splice depends on how busy the machine is
+    assert!(socket["splices"] == 1 && socket["spliced_up"].as_u64() > Some(100_000), "{socket}");
     assert!(lines.len() >= 3, "{lines:#?}");
 }
 

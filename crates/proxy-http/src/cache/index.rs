@@ -131,7 +131,9 @@ mod tests {
     #[test]
     fn pages_in_the_order_of_numbers() {
         let mut index = Index::default();
-        [5, 1, 4, 2, 3].map(|file: u64| index.add(file.into(), file, 1, 0));
+        for file in [5_u64, 1, 4, 2, 3] {
+            index.add(file.into(), file, 1, 0);
+        }
         assert_eq!(index.after(None, 2), [(1, 1), (2, 2)]);
         assert_eq!(index.after(Some(2), 2), [(3, 3), (4, 4)]);
         assert_eq!(index.after(Some(4), 9), [(5, 5)]);
