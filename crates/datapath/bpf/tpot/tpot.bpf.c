@@ -258,7 +258,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	rule = rule_for(TPOT_RULE_TAKE, &dest);
 	if (!rule || !o->hops || bpf_map_lookup_elem(&tpot_addresses, p->t.local) ||
 	    bpf_map_lookup_elem(&tpot_addresses, p->t.remote)) { /* our own SYN, in a loop */
-		if (!plain_for(&p->t))
+		if (!is_awaited(&p->t) && !rule_for(TPOT_RULE_PLAIN, &dest))
 			count(T_LEFT);
 		return LEFT_ALONE;
 	}
@@ -337,14 +337,14 @@ static __always_inline int intercept_plain(struct __sk_buff *skb, const struct p
 	__u32 rule, handshake;
 	int state, live, again;
 
-	rule = plain_for(&p->t);
+	__builtin_memcpy(other.remote, p->t.local, 16); /* rules are about the destination */
+	other.rport = p->t.lport;
+	rule = is_awaited(&p->t) ? TPOT_DOOR + 1 : rule_for(TPOT_RULE_PLAIN, &other);
 	if (known && known->role != TPOT_PLAIN && known->seq == p->seq) /* it does not ask any more */
 		return LEFT_ALONE;
 	if (!c || (!rule && !(known && known->role == TPOT_PLAIN)))
 		return LEFT_ALONE;
-	__builtin_memcpy(other.remote, p->t.local, 16);
 	__builtin_memcpy(other.local, p->t.remote, 16);
-	other.rport = p->t.lport;
 	other.lport = p->t.rport;
 	if (bpf_map_lookup_elem(&tpot_addresses, p->t.local) || bpf_map_lookup_elem(&tpot_addresses, p->t.remote) ||
 	    socket_state(skb, &other, p->v6)) { /* our own SYN, in a loop: with our address, or with a client's */

@@ -132,24 +132,21 @@ static __always_inline __u64 now(void)
 	return bpf_ktime_get_coarse_ns();
 }
 
-/* What takes a SYN, whether its host asks or not: the index of a rule, or TPOT_DOOR, plus 1. 0: nothing does. */
-__noinline int plain_for(const struct tuple *t)
+/* Is the connection of this SYN awaited? Not inlined, to spare the caller's stack. */
+__noinline int is_awaited(const struct tuple *t)
 {
-	struct tuple at;
 	struct bpf_sock *sk;
+	struct tuple at;
 
 	if (!t)
 		return 0;
 	at = *t;
 	at.rport = 0;
 	sk = bpf_map_lookup_elem(&tpot_doors, &at);
-	if (sk) {
-		bpf_sk_release(sk);
-		return TPOT_DOOR + 1;
-	}
-	__builtin_memcpy(at.remote, t->local, 16); /* rules are about the destination */
-	at.rport = t->lport;
-	return rule_for(TPOT_RULE_PLAIN, &at);
+	if (!sk)
+		return 0;
+	bpf_sk_release(sk);
+	return 1;
 }
 
 /* Remember something about a destination. Not inlined, to spare the caller's stack. */
