@@ -27,7 +27,7 @@ use std::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, mpsc, oneshot, watch},
+    sync::{Notify, mpsc, watch},
 };
 use tracing::span::{EnteredSpan, Span};
 
@@ -92,7 +92,7 @@ pub(crate) enum Order {
     Command(Command),
     /// Copy all bytes from now on to this tap, if no other one has them. It goes back if the flow is not copied any more.
     #[cfg(feature = "taps")]
-    Tap(Tap, oneshot::Sender<Tap>),
+    Tap(Tap, tokio::sync::oneshot::Sender<Tap>),
 }
 
 /// The channels that a task listens to.
