@@ -1,15 +1,15 @@
 //! The only table of flags of `longsplice-bench`.
 
-use crate::cell::{Cell, Congestion, Direction, Distance, IpVersion, Protocol, SUBJECTS, Size};
-use clap::{Parser, Subcommand, ValueEnum, builder::PossibleValuesParser};
+use crate::cell::Cell;
+use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// Compare splicing with IP forwarding, copying and other proxies, in temporary network namespaces.
 ///
 /// Every round measures all variants in turn. The results are medians of the ratios within rounds; rounds during which
-/// other programs or guests used the processors do not count. Tables are printed, and written to DIR/PROCESSOR, where they replace those of the last run. The
-/// bench needs root, iproute2, ethtool and util-linux, and takes most of an hour. It compares with haproxy, nginx, socat,
-/// dante and nftables if they are installed.
+/// other programs or guests used the processors do not count. Tables are printed, and written to DIR/PROCESSOR, where they
+/// replace those of the last run. The bench needs root, iproute2, ethtool and util-linux, and takes most of an hour. It
+/// compares with haproxy, nginx, socat, dante and nftables if they are installed.
 ///
 /// It runs the `longsplice` in its own directory.
 #[derive(Debug, Parser)]
@@ -68,12 +68,12 @@ pub enum Show {
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything but million, wan and tpot]. If only a part is measured, results are written
-    /// only with --out; `million`, and `wan` and `tpot` with their default cells, always write to files of their own.
+    /// What to measure [default: everything up to trace]. Results are kept if all is measured that their file has, which is
+    /// said below for those that have files of their own; otherwise only with --out.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<Measurement>,
 
-    /// Number of rounds to take the median of [default: 5; for wan and tpot 3].
+    /// Number of rounds to take the median of [default: 5; for long paths 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
 
@@ -87,8 +87,19 @@ pub struct BenchArgs {
     pub flows: Vec<u32>,
 
     /// Number of simultaneous connections for `million`.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
-    pub connections: usize,
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(100..=4_000_000))]
+    pub connections: u32,
+
+    /// A row of `wan` and `tpot`, as their tables name them: the place of the round-trip time (c: the client's link; s: the
+    /// server's; b: both; t: three links, only with `tpot`) and its milliseconds, the object, the congestion control of client
+    /// and server, and what is special, as in `c100, 1 MB, bbr, HTTP, 0.1 % lost, up, IPv6`. May be repeated. Without it, a
+    /// selection is measured.
+    #[arg(long, value_name = "ROW")]
+    pub path: Vec<Cell>,
+
+    /// Compare only these, of those that a measurement has. The results name them.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub variants: Vec<String>,
 
     /// Directory of results [default: bench/results].
     #[arg(long, value_name = "DIR")]
@@ -98,123 +109,6 @@ pub struct BenchArgs {
     /// between `<!-- figures -->` and `<!-- /figures -->`.
     #[arg(long, conflicts_with = "what")]
     pub readme: bool,
-
-    /// What `wan` and `tpot` measure.
-    #[command(flatten)]
-    pub wan: WanArgs,
-}
-
-/// What `wan` and `tpot` measure.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Options of wan and tpot")]
-pub struct WanArgs {
-    /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), half at each (b100), or with
-    /// `tpot` a third at each of its three links (t90).
-    ///
-    /// With this flag or one of those up to --ip, all combinations of their values are measured, and c100, 1m, bbr, 0, plug,
-    /// down and v4 for those that are left out. Without any of them, a selection is measured.
-    #[arg(long, value_name = "PLACE,...", value_delimiter = ',')]
-    pub rtt: Vec<Distance>,
-
-    /// Sizes of the object: bytes, or with k or m for thousands or millions of them.
-    #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
-    pub size: Vec<Size>,
-
-    /// Congestion control of client and server. A proxy's is the same, but reno instead of cubic.
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub cc: Vec<Congestion>,
-
-    /// Percentages of packets lost on the path, in both directions.
-    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = parse_loss)]
-    pub loss: Vec<f64>,
-
-    /// Protocols between client and proxy; `tpot` has only plug, which stands for its connections.
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub proto: Vec<Protocol>,
-
-    /// Downloads or uploads.
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub direction: Vec<Direction>,
-
-    /// IP versions.
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub ip: Vec<IpVersion>,
-
-    /// What `wan` compares [default: everything].
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
-        value_parser = PossibleValuesParser::new(SUBJECTS))]
-    pub subjects: Vec<String>,
-
-    /// Parts of `wan` or `tpot` to measure [default: all; only the cells if some are chosen].
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
-    pub parts: Vec<WanPart>,
-}
-
-/// A part of `wan` or `tpot`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WanPart {
-    /// Transfers: the time of each, and what happened to the connection.
-    Cells,
-    /// Memory of the forwarder's sockets with ten slow readers: only with `wan`.
-    SlowReaders,
-    /// An unsplice in mid-transfer: only with `wan`.
-    Unsplice,
-    /// What segments and connections cost without delays: only with `tpot`.
-    Costs,
-}
-
-impl WanArgs {
-    /// Whether cells are chosen.
-    fn chooses(&self) -> bool {
-        let empty = self.rtt.is_empty() && self.size.is_empty() && self.cc.is_empty() && self.loss.is_empty();
-        !(empty && self.proto.is_empty() && self.direction.is_empty() && self.ip.is_empty())
-    }
-
-    /// Whether everything is measured as by default.
-    pub fn is_default(&self) -> bool {
-        !self.chooses() && self.subjects.is_empty() && self.parts.is_empty()
-    }
-
-    /// Whether this part is wanted.
-    pub fn wants(&self, part: WanPart) -> bool {
-        match self.parts.is_empty() {
-            true => part == WanPart::Cells || !self.chooses(),
-            false => self.parts.contains(&part),
-        }
-    }
-
-    /// Whether this one is to be compared.
-    pub fn compares(&self, subject: &str) -> bool {
-        self.subjects.is_empty() || self.subjects.iter().any(|wanted| wanted == subject)
-    }
-
-    /// The cells that are chosen, if any are.
-    pub fn chosen(&self) -> Option<Vec<Cell>> {
-        if !self.chooses() {
-            return None;
-        }
-        let mut cells = vec![Cell::BASE];
-        vary(&mut cells, &self.ip, |cell, version| cell.version = version);
-        vary(&mut cells, &self.direction, |cell, direction| cell.direction = direction);
-        vary(&mut cells, &self.proto, |cell, protocol| cell.protocol = protocol);
-        vary(&mut cells, &self.loss, |cell, loss| cell.loss = loss);
-        vary(&mut cells, &self.cc, |cell, congestion| cell.congestion = congestion);
-        vary(&mut cells, &self.size, |cell, size| cell.size = size);
-        vary(&mut cells, &self.rtt, |cell, distance| cell.distance = distance);
-        Some(cells)
-    }
-}
-
-/// Replaces each cell by one for each value; without values they stay.
-fn vary<T: Copy>(cells: &mut Vec<Cell>, values: &[T], set: impl Fn(&mut Cell, T)) {
-    if values.is_empty() {
-        return;
-    }
-    let with = |mut cell: Cell, value: T| {
-        set(&mut cell, value);
-        cell
-    };
-    *cells = cells.iter().flat_map(|cell| values.iter().map(|value| with(*cell, *value))).collect();
 }
 
 /// A measurement.
@@ -224,18 +118,18 @@ pub enum Measurement {
     Segment,
     /// Throughput by the ratio of data to acknowledgements: calculated from the cost of segments, and measured.
     Ratio,
-    /// Throughput of 1, 8 and 64 connections.
+    /// Throughput of 1, 8 and 64 connections, and processor time per gigabyte.
     Bulk,
-    /// Processor time per gigabyte; measured together with bulk.
-    Cpu,
     /// Response time by object size, through SOCKS.
     Response,
     /// New connections per second.
     Rate,
     /// The number of bytes from which on splicing takes less time than copying.
     Threshold,
-    /// HTTP through reverse proxies, and the size from which on splicing a body takes less time.
+    /// HTTP through reverse proxies.
     Http,
+    /// The size from which on splicing a body takes less time.
+    Body,
     /// Time of a splice, an unsplice, a release and a recreation.
     Switch,
     /// Memory per connection.
@@ -246,64 +140,21 @@ pub enum Measurement {
     Datagrams,
     /// A picture of sequence numbers across splice, unsplice, release and recreation; measures nothing, and needs --out.
     Trace,
-    /// A million simultaneous connections; takes minutes and some 12 GB, so it runs only if it is named.
+    /// A million simultaneous connections, in a file of their own; takes minutes and some 12 GB.
     Million,
-    /// Time of transfers over long and lossy paths; takes up to 15 minutes, so it runs only if it is named.
+    /// Time of transfers over long and lossy paths; takes up to 15 minutes, and has a file with the two below.
     Wan,
-    /// The same through a translucent proxy, and the time until the first byte; takes some five minutes, so it runs only if
-    /// it is named.
+    /// Memory of the forwarder's sockets with ten slow readers 50 ms away.
+    Readers,
+    /// An unsplice in the middle of a transfer over a long path.
+    Unsplice,
+    /// Transfers through translucent proxies over long paths, in a file of their own; takes some five minutes.
     Tpot,
-}
-
-fn parse_connections(text: &str) -> Result<usize, String> {
-    let n = text.parse().ok().filter(|n| (100..=4_000_000).contains(n));
-    n.ok_or_else(|| "write a number from 100 to 4000000".to_owned())
-}
-
-fn parse_loss(text: &str) -> Result<f64, String> {
-    let percent = text.parse().ok().filter(|p| (0.0..=50.0).contains(p));
-    percent.ok_or_else(|| "write a percentage from 0 to 50".to_owned())
+    /// What segments and connections through translucent proxies cost without delays, in a file of their own.
+    TpotCosts,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|s| (0.1..=60.0).contains(s));
     seconds.ok_or_else(|| "write a number of seconds from 0.1 to 60".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wan(arguments: &[&str]) -> WanArgs {
-        let all = ["longsplice-bench", "wan"].iter().chain(arguments);
-        Args::try_parse_from(all).expect("valid arguments").bench.wan
-    }
-
-    #[test]
-    fn cells_are_all_combinations_of_what_is_given() {
-        let args = wan(&["--rtt", "c100,s50", "--loss", "0,1", "--cc", "reno", "--subjects", "copied,default"]);
-        let labels: Vec<String> = args.chosen().unwrap().iter().map(Cell::label).collect();
-        assert_eq!(
-            labels,
-            ["c100, 1 MB, reno", "s50, 1 MB, reno", "c100, 1 MB, reno, 1 % lost", "s50, 1 MB, reno, 1 % lost"]
-        );
-        assert!(args.compares("copied") && !args.compares("routed"));
-        assert!(!args.is_default() && args.wants(WanPart::Cells) && !args.wants(WanPart::Unsplice));
-    }
-
-    #[test]
-    fn everything_is_measured_by_default() {
-        let args = wan(&[]);
-        assert!(args.is_default() && args.wants(WanPart::SlowReaders) && args.compares("haproxy"));
-        assert_eq!(args.chosen(), None, "a selection");
-        let part = wan(&["--parts", "unsplice"]);
-        assert!(!part.is_default() && part.wants(WanPart::Unsplice) && !part.wants(WanPart::Cells));
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused() {
-        for (flag, value) in [("--rtt", "x1"), ("--size", "0"), ("--loss", "51"), ("--cc", "vegas"), ("--ip", "v5")] {
-            assert!(Args::try_parse_from(["longsplice-bench", "wan", flag, value]).is_err(), "{flag} {value}");
-        }
-    }
 }

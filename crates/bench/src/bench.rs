@@ -1,17 +1,13 @@
 //! The bench: measures what splicing saves, in the [lab](longsplice_lab),
 //! compared with IP forwarding, copying and other proxies.
 //!
-//! Only figures of the same run are compared: each round measures every variant once, in rotated order, and
-//! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define what
-//! is compared and what is measured. A [`venue`] is where: a [`network`], and in it longsplice or one of its [`peers`], or, for
-//! HTTP, a [`site`], or long links ([`far`]). [`segment`], [`ratio`], [`bulk`], [`rate`] (of [`objects`]), [`threshold`],
-//! [`http`], [`switch`] (by [`driver`] and [`release`]), [`memory`], [`flood`] (with room from [`conntrack`]),
-//! [`datagrams`], [`million`] and [`wan`] (both between [`ends`]) are the measurements. [`machine`] measures the cost and detects
-//! disturbances, [`counters`] packet sizes; [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] formats
-//! tables, and [`readme`] writes them into the documents.
+//! Only figures of the same run are compared: each round measures every variant once, in rotated order, and the result is the
+//! median of the ratios within rounds ([`Bench::rounds`]). [`variant`] defines what is compared. A [`venue`] is where: a
+//! [`network`], and in it longsplice or one of its [`peers`], or, for HTTP, a [`site`], or long links ([`far`]).
+//! [`MEASUREMENTS`] lists the measurements. [`machine`] measures the cost and detects disturbances, [`counters`] packet sizes;
+//! [`results`] keeps everything, [`report`] formats it as tables, and [`readme`] writes them into the documents.
 
 mod bulk;
-mod conntrack;
 mod counters;
 mod datagrams;
 mod driver;
@@ -19,24 +15,22 @@ pub(crate) mod ends;
 mod far;
 mod flood;
 mod http;
+mod limits;
 pub(crate) mod machine;
 mod memory;
 mod million;
 pub(crate) mod network;
 mod objects;
 pub(crate) mod peers;
-mod plots;
 mod rate;
 mod ratio;
 mod readme;
 mod release;
 mod report;
 mod results;
-mod rounds;
 mod segment;
 pub(crate) mod site;
 mod stats;
-mod subject;
 mod switch;
 mod threshold;
 mod trace;
@@ -48,38 +42,61 @@ use crate::{
     args::{BenchArgs, Measurement},
     watch_interrupts,
 };
+use clap::ValueEnum;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use longsplice::Outcome;
-use machine::Machine;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use peers::Peer;
-use results::{Case, Part, Results};
+use results::{Case, Part, Results, Run, Section};
 use std::{
     error::Error,
     io::IsTerminal,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Instant,
 };
-use subject::Kind;
 use variant::Variant;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Number of rounds, unless the command line says another.
-const ROUNDS: usize = 5;
-/// Measurements that run only if they are named, and have files of their own.
-const ALONE: [Measurement; 3] = [Measurement::Million, Measurement::Wan, Measurement::Tpot];
-/// Directory of the results.
-const RESULTS: &str = "bench/results";
+/// Measures, and adds to the results.
+type Measure = fn(&Bench<'_>) -> Result<()>;
+
+/// Number of rounds, unless the command line says another, and for long paths.
+const ROUNDS: [usize; 2] = [5, 3];
+/// Maximum number of disturbed rounds that are repeated, and never more than
+/// the rounds requested. With more, the bench would just wait for a quiet hour.
+const EXTRA: usize = 3;
+
+/// What there is to measure, the files it is kept in, and how. The results that are derived from others follow them.
+const MEASUREMENTS: [(Measurement, Part, Measure); 18] = [
+    (Measurement::Segment, Part::Results, segment::measure),
+    (Measurement::Ratio, Part::Results, ratio::measure),
+    (Measurement::Bulk, Part::Results, bulk::measure),
+    (Measurement::Response, Part::Results, rate::responses),
+    (Measurement::Rate, Part::Results, rate::measure),
+    (Measurement::Threshold, Part::Results, rate::short),
+    (Measurement::Http, Part::Results, http::measure),
+    (Measurement::Body, Part::Results, http::bodies),
+    (Measurement::Switch, Part::Results, switch::measure),
+    (Measurement::Memory, Part::Results, memory::measure),
+    (Measurement::Flood, Part::Results, flood::measure),
+    (Measurement::Datagrams, Part::Results, datagrams::measure),
+    (Measurement::Million, Part::Million, million::measure),
+    (Measurement::Wan, Part::Wan, wan::paths),
+    (Measurement::Readers, Part::Wan, wan::readers),
+    (Measurement::Unsplice, Part::Wan, wan::unsplices),
+    (Measurement::Tpot, Part::Tpot, wan::translucent),
+    (Measurement::TpotCosts, Part::TpotCosts, wan::costs),
+];
 
 /// Measures, or writes existing results into the documents.
 pub fn bench(args: &BenchArgs) -> Outcome {
-    let out = args.out.clone().unwrap_or_else(|| PathBuf::from(RESULTS));
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from("bench/results"));
     if args.readme {
         for file in readme::update(&out, Path::new("."))? {
             println!("{}: figures of the latest results", file.display());
@@ -90,148 +107,101 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         return Err("the bench makes network namespaces: run it as root".into());
     }
     let bench = Bench::new(args)?;
-    let dir = out.join(bench.machine.slug());
-    let wanted = |what| args.what.contains(&what);
-    let keep = |results: &Results, cases: &[Case], wanted: bool| -> Result<()> {
-        print!("{}", report::full(results));
-        if wanted || args.out.is_some() {
-            let file = results.write(&dir, cases).map_err(|e| format!("{}: {e}", dir.display()))?;
-            println!("kept in {}", file.display());
+    for part in Part::ALL {
+        let of_part = || MEASUREMENTS.iter().filter(move |(_, of, _)| *of == part);
+        let wanted = of_part().filter(|(what, ..)| bench.wants(*what));
+        let whole = args.path.is_empty() && args.variants.is_empty() && of_part().all(|(what, ..)| bench.wants(*what));
+        *bench.results() = Results::new(part, bench.rounds_of(part));
+        let mut any = false;
+        for (_, _, measure) in wanted {
+            measure(&bench)?;
+            any = true;
         }
-        Ok(())
-    };
-    if args.what.is_empty() || args.what.iter().any(|w| !ALONE.contains(w)) {
-        let (results, cases) = bench.measure(args)?;
-        keep(&results, &cases, args.what.is_empty())?;
-        if args.what.is_empty() || args.out.is_some() {
-            plots::draw(&dir, &results)?;
-            if bench.wanted(args, &[Measurement::Trace]) {
-                trace::draw(&bench, &dir.join("trace.svg"))?;
+        if any {
+            let mut results = bench.results();
+            bench.describe(&mut results);
+            print!("{}", report::full(&results));
+            if whole || args.out.is_some() {
+                let dir = out.join(results.machine.slug());
+                let file = results.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+                println!("kept in {}", file.display());
             }
         }
     }
-    if wanted(Measurement::Million) {
-        let line = million::measure(&bench, args.connections)?;
-        keep(&Results { lines: vec![line], ..bench.results(Part::Million, &[]) }, &[], true)?;
-    }
-    if wanted(Measurement::Wan) {
-        let (results, cases) = wan::measure(&bench, &args.wan)?;
-        keep(&results, &cases, args.wan.is_default())?;
-    }
-    if wanted(Measurement::Tpot) {
-        for (results, cases) in wan::translucent(&bench, &args.wan)? {
-            keep(&results, &cases, args.wan.is_default())?;
-        }
+    if bench.wants(Measurement::Trace) && (args.what.is_empty() || args.out.is_some()) {
+        let dir = out.join(bench.results().machine.slug());
+        trace::draw(&bench, &dir.join("trace.svg"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// State shared by all measurements.
-pub struct Bench {
-    rounds: usize,
+pub struct Bench<'a> {
+    args: &'a BenchArgs,
+    /// Length of one transfer.
     seconds: f64,
-    machine: Machine,
     began: Instant,
     interrupted: Arc<AtomicBool>,
+    /// The variants to compare; all if there are none.
+    chosen: Vec<Variant>,
     /// Variants unavailable here, and why.
     lacking: Vec<(Variant, String)>,
-    /// Measurements that failed.
-    left_out: Mutex<Vec<String>>,
+    /// Those of the part that is measured.
+    results: Mutex<Results>,
     /// None without a terminal.
     bars: Option<MultiProgress>,
 }
 
-impl Bench {
-    fn new(args: &BenchArgs) -> Result<Bench> {
+impl Bench<'_> {
+    fn new(args: &BenchArgs) -> Result<Bench<'_>> {
         // Both ends of thousands of connections are ours, and the peers inherit the limit.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        let far = [Measurement::Wan, Measurement::Tpot];
-        let far_only = !args.what.is_empty() && args.what.iter().all(|what| far.contains(what));
+        let chosen =
+            args.variants.iter().map(|name| Variant::from_str(name, false).map_err(|e| format!("{name}: {e}")));
         Ok(Bench {
-            rounds: args.rounds.map_or(if far_only { wan::ROUNDS } else { ROUNDS }, |n| n as usize),
+            args,
+            chosen: chosen.collect::<std::result::Result<_, _>>()?,
             seconds: args.seconds,
-            machine: Machine::here(),
             began: Instant::now(),
             interrupted: watch_interrupts()?,
             lacking: Variant::all().filter_map(|v| Some((v, venue::lacks(v)?))).collect(),
-            left_out: Mutex::default(),
+            results: Mutex::new(Results::new(Part::Results, 0)),
             bars: std::io::stderr().is_terminal().then(MultiProgress::new),
         })
     }
 
-    fn measure(&self, args: &BenchArgs) -> Result<(Results, Vec<Case>)> {
-        let wanted = |any: &[Measurement]| self.wanted(args, any);
-        let mut cases = Vec::new();
-        // Results derived from the cost of a segment need it.
-        if wanted(&[Measurement::Segment, Measurement::Ratio, Measurement::Switch]) {
-            cases.extend(segment::measure(self)?);
-        }
-        if wanted(&[Measurement::Ratio]) {
-            cases.extend(ratio::measure(self)?);
-        }
-        if wanted(&[Measurement::Bulk, Measurement::Cpu]) {
-            cases.extend(bulk::measure(self)?);
-        }
-        if wanted(&[Measurement::Response]) {
-            cases.extend(rate::responses(self)?);
-        }
-        if wanted(&[Measurement::Rate]) {
-            cases.extend(rate::measure(self)?);
-        }
-        let mut thresholds = Vec::new();
-        if wanted(&[Measurement::Threshold]) {
-            let short = rate::short(self)?;
-            thresholds.push((Kind::Short, threshold::of(&threshold::SIZES, &short)));
-            cases.extend(short);
-        }
-        if wanted(&[Measurement::Http]) {
-            cases.extend(http::measure(self)?);
-            let bodies = http::bodies(self)?;
-            if !bodies.is_empty() {
-                thresholds.push((Kind::Body, threshold::of(&http::BODIES, &bodies)));
-            }
-            cases.extend(bodies);
-        }
-        let switches = if wanted(&[Measurement::Switch]) { switch::measure(self)? } else { Vec::new() };
-        let mut tables = Vec::new();
-        if wanted(&[Measurement::Memory]) {
-            let (case, lines) = memory::measure(self)?;
-            cases.push(case);
-            tables = lines;
-        }
-        if wanted(&[Measurement::Flood]) {
-            cases.extend(flood::measure(self, &args.flows)?);
-        }
-        if wanted(&[Measurement::Datagrams]) {
-            cases.extend(datagrams::measure(self)?);
-        }
-        let mut results = self.results(Part::Results, &cases);
-        results.thresholds = thresholds;
-        (results.setup, results.configurations) = self.setup();
-        results.lines.extend(switches.into_iter().chain(tables));
-        Ok((results, cases))
+    /// Whether this is measured. Figures derived from the cost of a segment need it.
+    fn wants(&self, what: Measurement) -> bool {
+        let wanted = |what| self.args.what.contains(&what);
+        let needed = what == Measurement::Segment && (wanted(Measurement::Ratio) || wanted(Measurement::Switch));
+        let part = |(of, part, _): &(Measurement, Part, _)| *of != what || *part == Part::Results;
+        wanted(what) || needed || (self.args.what.is_empty() && MEASUREMENTS.iter().all(part))
     }
 
-    /// The results of a part, with what is missing in them.
-    fn results(&self, part: Part, cases: &[Case]) -> Results {
-        let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
-        let matters = |v: &Variant| part == Part::Results || (part == Part::Wan && Variant::WAN.contains(v));
-        let lacking = self.lacking.iter().filter(|(v, _)| matters(v)).map(|(_, why)| why.clone());
-        let skipped = lacking.chain(left_out).collect();
-        Results { rounds: self.rounds, seconds: self.seconds, skipped, ..Results::of(part, cases) }
+    fn rounds_of(&self, part: Part) -> usize {
+        let far = matches!(part, Part::Wan | Part::Tpot);
+        self.args.rounds.map_or(ROUNDS[usize::from(far)], |n| n as usize)
     }
 
-    fn wanted(&self, args: &BenchArgs, any: &[Measurement]) -> bool {
-        args.what.is_empty() || args.what.iter().any(|w| any.contains(w))
+    /// The results so far.
+    fn results(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().expect("no panic under this lock")
     }
 
-    /// Network, rules and variants, a sentence each; and the configurations.
-    fn setup(&self) -> (Vec<String>, Vec<(String, String)>) {
+    /// Adds what was used, and what is missing: network, rules and variants, a sentence each; and the configurations.
+    fn describe(&self, results: &mut Results) {
         const NETWORK: &str = "client, forwarder and server are network namespaces joined by veth, MTU 1500, Reno, a lab for \
                                each variant; sender and receiver are threads with blocks of 256 KB";
         const DISTURBED: &str = "a round is left out, and up to three are measured again, when more than 2 % of the time was \
                                  stolen by the hypervisor or more than 5 % used by other programs";
+        let part = results.part;
+        let matters = |v: Variant| part == Part::Results || (part == Part::Wan && wan::VARIANTS.contains(&v));
+        let lacking = self.lacking.iter().filter(|(v, _)| matters(*v)).map(|(_, why)| why.clone());
+        results.skipped.splice(..0, lacking);
+        if part != Part::Results {
+            return;
+        }
         let variants = Variant::all().filter(|v| self.has(*v));
         let variants = variants.filter_map(|v| Some(format!("{v}: {}", v.does()?))).chain(http::setup());
         let of_peer = |peer: Peer| Some((peer.name().to_owned(), peer.config()?));
@@ -239,10 +209,61 @@ impl Bench {
         let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), venue::ruleset(v)?)));
         let flood = Some((format!("{} in the flood", Variant::Nat), flood::translation()));
         let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).chain([flood]).flatten();
-        (
-            [NETWORK, DISTURBED].map(str::to_owned).into_iter().chain(variants).collect(),
-            std::iter::once(ours).chain(peers).chain(http::configurations()).collect(),
-        )
+        results.setup = [NETWORK, DISTURBED].map(str::to_owned).into_iter().chain(variants).collect();
+        results.configurations = std::iter::once(ours).chain(peers).chain(http::configurations()).collect();
+    }
+
+    /// Measures until there are enough quiet rounds, or [`EXTRA`] more have not helped. A peer that fails is left out from
+    /// then on and reported; longsplice must not fail.
+    fn rounds(
+        &self,
+        section: Section,
+        row: &str,
+        variants: &[Variant],
+        run: impl FnMut(Variant) -> Result<Run>,
+    ) -> Result<()> {
+        let count = self.results().rounds;
+        self.some_rounds(count, section, row, variants, run)
+    }
+
+    /// The same with `count` rounds instead of the requested number.
+    fn some_rounds(
+        &self,
+        count: usize,
+        section: Section,
+        row: &str,
+        variants: &[Variant],
+        mut run: impl FnMut(Variant) -> Result<Run>,
+    ) -> Result<()> {
+        let name = section.row(row);
+        let mut variants: Vec<Variant> = variants.iter().copied().filter(|v| self.has(*v)).collect();
+        let mut rounds: Vec<Vec<Run>> = Vec::new();
+        let most = count + EXTRA.min(count);
+        let bar = self.bar(&name, count * variants.len());
+        while rounds.iter().filter(|round| results::is_quiet(round)).count() < count && rounds.len() < most {
+            let n = rounds.len();
+            if n >= count {
+                bar.inc_length(variants.len() as u64);
+            }
+            let mut runs = Vec::new();
+            for i in 0..variants.len() {
+                self.check()?;
+                let variant = variants[(i + n) % variants.len()];
+                match run(variant) {
+                    Ok(run) => runs.push(run),
+                    Err(e) if variant.peer().is_some() => self.leave_out(format!("{name}: {variant}: {e}")),
+                    Err(e) => return Err(format!("{name}: {variant}: {e}").into()),
+                }
+                bar.inc(1);
+            }
+            variants.retain(|v| runs.iter().any(|r| r.variant == *v));
+            runs.sort_by_key(|run| variants.iter().position(|v| *v == run.variant));
+            self.say(&format!("{name}: {}", words(section, &runs)));
+            rounds.push(runs);
+        }
+        bar.finish_and_clear();
+        self.results().add(Case { section, row: row.to_owned(), rounds });
+        Ok(())
     }
 
     /// Sets up a venue for each variant that is available here.
@@ -259,13 +280,14 @@ impl Bench {
     }
 
     fn has(&self, variant: Variant) -> bool {
-        self.lacking.iter().all(|(v, _)| *v != variant)
+        let chosen = self.chosen.is_empty() || self.chosen.contains(&variant);
+        chosen && self.lacking.iter().all(|(v, _)| *v != variant)
     }
 
     /// Records a failure. The bench continues, and the results mention it.
     fn leave_out(&self, what: String) {
         self.say(&format!("left out: {what}"));
-        self.left_out.lock().expect("no panic under this lock").push(what);
+        self.results().skipped.push(what);
     }
 
     /// Prints progress.
@@ -291,6 +313,16 @@ impl Bench {
     }
 }
 
+/// A round in words.
+fn words(section: Section, runs: &[Run]) -> String {
+    let one = |run: &Run| {
+        let notes: String = run.notes.iter().map(|note| format!(" ({note})")).collect();
+        format!("{} {}{notes}", section.title(run.variant), section.number(run.value()))
+    };
+    let disturbed = if results::is_quiet(runs) { "" } else { " (disturbed)" };
+    format!("{} {}{disturbed}", runs.iter().map(one).collect::<Vec<_>>().join(", "), section.unit())
+}
+
 /// The venues of one measurement, or why a peer did not start.
 struct Venues<V>(Vec<(Variant, std::result::Result<V, String>)>);
 
@@ -307,9 +339,5 @@ impl<V> Venues<V> {
 
     fn all(&self) -> impl Iterator<Item = &V> {
         self.0.iter().filter_map(|(_, venue)| venue.as_ref().ok())
-    }
-
-    fn variants(&self) -> impl Iterator<Item = Variant> {
-        self.0.iter().map(|(variant, _)| *variant)
     }
 }

@@ -1,148 +1,75 @@
-//! The cells of `longsplice-bench wan` and `tpot`: what is transferred, over which path, and by whom.
+//! The rows of `longsplice-bench wan` and `tpot`: what is transferred over which path. A row is written as it is named in
+//! tables: `c100, 1 MB, bbr, HTTP, 0.1 % lost, up, IPv6`.
 
-use clap::ValueEnum;
 use longsplice_lab::Family;
-use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 /// The longest round-trip time that can be chosen, in milliseconds.
 const MAX_MS: u32 = 1000;
-/// What `wan` compares, on the command line: in the order of its tables.
-pub const SUBJECTS: [&str; 6] = ["routed", "copied", "once", "default", "end-to-end", "haproxy"];
 /// The largest object that can be chosen.
 const MAX_BYTES: u64 = 1_000_000_000;
+/// The congestion controls that can be chosen.
+const CONGESTION: [&str; 3] = ["reno", "bbr", "cubic"];
 
-/// Where the round-trip time is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Place {
-    /// At the client's link.
-    Client,
-    /// At the server's link.
-    Server,
-    /// Half at each.
-    Both,
-    /// A third at each, and at the link between two forwarders; `tpot` only.
-    Thirds,
-}
+/// The rows of `wan`, in a quarter of an hour: each dimension by itself, and pairs where splicing has been slow before.
+/// Bodies of 1200 KB are those that the default policy splices.
+pub const WAN: [&str; 35] = [
+    "c1, 1 MB, bbr",
+    "c10, 1 MB, bbr",
+    "c50, 1 MB, bbr",
+    "c100, 1 MB, bbr",
+    "c300, 1 MB, bbr",
+    "s10, 1 MB, bbr",
+    "s100, 1 MB, bbr",
+    "b50, 1 MB, bbr",
+    "b100, 1 MB, bbr",
+    "c10, 1 MB, reno",
+    "c100, 1 MB, reno",
+    "c300, 1 MB, reno",
+    "s100, 1 MB, reno",
+    "c100, 1 MB, cubic",
+    "c100, 1 KB, bbr",
+    "c100, 10 KB, bbr",
+    "c100, 100 KB, bbr",
+    "c100, 10 MB, reno",
+    "s100, 10 MB, bbr",
+    "c50, 1 MB, reno, 0.1 % lost",
+    "c50, 1 MB, reno, 1 % lost",
+    "b50, 1 MB, reno, 1 % lost",
+    "b20, 1 MB, reno, 2 % lost",
+    "c100, 1 MB, bbr, 1 % lost",
+    "c10, 1200 KB, bbr, HTTP",
+    "c20, 1200 KB, bbr, HTTP",
+    "c100, 1200 KB, reno, HTTP",
+    "c100, 1200 KB, cubic, HTTP",
+    "s100, 1200 KB, bbr, HTTP",
+    "c100, 1 MB, bbr, SOCKS",
+    "c100, 1 MB, bbr, up",
+    "s100, 1 MB, bbr, SOCKS",
+    "s100, 1 MB, bbr, up",
+    "c100, 1200 KB, bbr, HTTP, up",
+    "c100, 1 MB, bbr, IPv6",
+];
 
-/// A round-trip time and its place: `c100` is 100 ms at the client's link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Distance {
-    /// Where it is.
-    pub place: Place,
-    /// The round-trip time in milliseconds.
-    pub ms: u32,
-}
-
-impl Distance {
-    const fn new(place: Place, ms: u32) -> Distance {
-        Distance { place, ms }
-    }
-
-    /// The shares of the client's link, of the server's, and of that between two forwarders.
-    pub fn shares(self) -> [f64; 3] {
-        match self.place {
-            Place::Client => [1.0, 0.0, 0.0],
-            Place::Server => [0.0, 1.0, 0.0],
-            Place::Both => [0.5, 0.5, 0.0],
-            Place::Thirds => [1.0 / 3.0; 3],
-        }
-    }
-}
-
-impl FromStr for Distance {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Distance, String> {
-        let place = match text.chars().next() {
-            Some('c') => Place::Client,
-            Some('s') => Place::Server,
-            Some('b') => Place::Both,
-            Some('t') => Place::Thirds,
-            _ => return Err("begin with c (client), s (server), b (both) or t (thirds), as in c100".into()),
-        };
-        let ms = text[1..].parse().ok().filter(|ms| *ms <= MAX_MS);
-        ms.map(|ms| Distance { place, ms }).ok_or_else(|| format!("write milliseconds up to {MAX_MS}, as in c100"))
-    }
-}
-
-impl fmt::Display for Distance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.place {
-            Place::Client => 'c',
-            Place::Server => 's',
-            Place::Both => 'b',
-            Place::Thirds => 't',
-        };
-        write!(f, "{place}{}", self.ms)
-    }
-}
-
-/// A number of bytes: `100k` is 100,000.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Size(pub u64);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Size, String> {
-        let (digits, unit) = match text.char_indices().last() {
-            Some((at, 'k')) => (&text[..at], 1000),
-            Some((at, 'm')) => (&text[..at], 1_000_000),
-            _ => (text, 1),
-        };
-        let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-        let bytes = bytes.filter(|n| (1..=MAX_BYTES).contains(n));
-        bytes.map(Size).ok_or_else(|| "write bytes, as in 500, 10k or 1m, up to 1000m".to_owned())
-    }
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            n if n % 1_000_000 == 0 => write!(f, "{} MB", n / 1_000_000),
-            n if n % 1000 == 0 => write!(f, "{} KB", n / 1000),
-            n => write!(f, "{n} B"),
-        }
-    }
-}
-
-/// The congestion control of client and server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Congestion {
-    /// Reno.
-    Reno,
-    /// BBR.
-    Bbr,
-    /// CUBIC.
-    Cubic,
-}
-
-impl Congestion {
-    /// Its name in the kernel.
-    pub fn name(self) -> &'static str {
-        match self {
-            Congestion::Reno => "reno",
-            Congestion::Bbr => "bbr",
-            Congestion::Cubic => "cubic",
-        }
-    }
-
-    /// The congestion control of the forwarder's sockets. It is set for the whole namespace,
-    /// which the kernel does not allow for CUBIC.
-    pub fn of_forwarder(self) -> &'static str {
-        match self {
-            Congestion::Cubic => Congestion::Reno.name(),
-            other => other.name(),
-        }
-    }
-}
+/// The rows of `tpot`: one byte from near and far, a large object over growing distances, and a smaller one with losses.
+pub const TPOT: [&str; 13] = [
+    "b1, 1 B, reno",
+    "b100, 1 B, reno",
+    "b1, 5 MB, reno",
+    "b10, 5 MB, reno",
+    "b50, 5 MB, reno",
+    "b100, 5 MB, reno",
+    "b300, 5 MB, reno",
+    "b50, 2 MB, reno, 0.1 % lost",
+    "b50, 2 MB, reno, 1 % lost",
+    "t100, 1 B, reno",
+    "t100, 5 MB, reno",
+    "t300, 5 MB, reno",
+    "t60, 2 MB, reno, 1 % lost",
+];
 
 /// What the client speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// A connection to one fixed target for each object.
     Plug,
@@ -152,137 +79,93 @@ pub enum Protocol {
     Http,
 }
 
-/// The direction of the object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Direction {
-    /// The server sends it.
-    Down,
-    /// The client sends it.
-    Up,
-}
-
-/// The IP version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum IpVersion {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl IpVersion {
-    /// The lab's name for it.
-    pub fn family(self) -> Family {
-        match self {
-            IpVersion::V4 => Family::V4,
-            IpVersion::V6 => Family::V6,
-        }
-    }
-}
-
-/// One row: a transfer over a path.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// A transfer over a path.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// The round-trip time.
-    pub distance: Distance,
-    /// The object.
-    pub size: Size,
-    /// The congestion control.
-    pub congestion: Congestion,
+    /// The row, as it was written.
+    pub label: String,
+    /// Where the round-trip time is: `c`, at the client's link; `s`, at the server's; `b`, half at both; `t`, a third at each,
+    /// and at the link between two forwarders.
+    pub place: char,
+    /// The round-trip time in milliseconds.
+    pub ms: u32,
+    /// Bytes of the object.
+    pub bytes: u64,
+    /// The congestion control of client and server.
+    pub congestion: &'static str,
     /// Percentage of packets lost, in both directions, at the links with the round-trip time.
     pub loss: f64,
     /// The protocol.
     pub protocol: Protocol,
-    /// The direction.
-    pub direction: Direction,
+    /// Whether the client sends the object.
+    pub up: bool,
     /// The IP version.
-    pub version: IpVersion,
+    pub family: Family,
+}
+
+impl FromStr for Cell {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cell, String> {
+        let wrong = || format!("not as in `c100, 1 MB, bbr`: {text}");
+        let mut parts = text.split(", ");
+        let (path, size, congestion) = (parts.next(), parts.next(), parts.next());
+        let (path, (number, unit)) = path.zip(size.and_then(|size| size.split_once(' '))).ok_or_else(wrong)?;
+        let place = path.chars().next().filter(|place| "csbt".contains(*place)).ok_or_else(wrong)?;
+        let unit = match unit {
+            "B" => 1,
+            "KB" => 1000,
+            "MB" => 1_000_000,
+            _ => return Err(wrong()),
+        };
+        let bytes = number.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+        let mut cell = Cell {
+            label: text.to_owned(),
+            place,
+            ms: path[1..].parse().ok().filter(|ms| *ms <= MAX_MS).ok_or_else(wrong)?,
+            bytes: bytes.filter(|n| (1..=MAX_BYTES).contains(n)).ok_or_else(wrong)?,
+            congestion: CONGESTION.into_iter().find(|name| congestion == Some(name)).ok_or_else(wrong)?,
+            loss: 0.0,
+            protocol: Protocol::Plug,
+            up: false,
+            family: Family::V4,
+        };
+        for part in parts {
+            match part {
+                "SOCKS" => cell.protocol = Protocol::Socks,
+                "HTTP" => cell.protocol = Protocol::Http,
+                "up" => cell.up = true,
+                "IPv6" => cell.family = Family::V6,
+                loss => {
+                    let loss = loss.strip_suffix(" % lost").and_then(|percent| percent.parse().ok());
+                    cell.loss = loss.filter(|percent| (0.0..=50.0).contains(percent)).ok_or_else(wrong)?;
+                }
+            }
+        }
+        Ok(cell)
+    }
 }
 
 impl Cell {
-    /// The cell that others differ from: a reverse proxy's near server with BBR, and a far client.
-    pub const BASE: Cell = Cell {
-        distance: Distance::new(Place::Client, 100),
-        size: Size(1_000_000),
-        congestion: Congestion::Bbr,
-        loss: 0.0,
-        protocol: Protocol::Plug,
-        direction: Direction::Down,
-        version: IpVersion::V4,
-    };
+    /// The shares of the client's link, of the server's, and of that between two forwarders in the round-trip time.
+    pub fn shares(&self) -> [f64; 3] {
+        match self.place {
+            'c' => [1.0, 0.0, 0.0],
+            's' => [0.0, 1.0, 0.0],
+            'b' => [0.5, 0.5, 0.0],
+            _ => [1.0 / 3.0; 3],
+        }
+    }
+
+    /// The congestion control of the forwarder's sockets. It is set for the whole namespace, which the kernel does not allow
+    /// for CUBIC.
+    pub fn congestion_of_forwarder(&self) -> &'static str {
+        if self.congestion == "cubic" { "reno" } else { self.congestion }
+    }
 
     /// Whether the receiver is the near host, or both are near. A splice then does no harm.
     pub fn is_towards_near_host(&self) -> bool {
-        let sender = match self.direction {
-            Direction::Down => Place::Server,
-            Direction::Up => Place::Client,
-        };
-        self.distance.place == sender || self.distance.ms <= 2
-    }
-
-    /// Head of its row: what differs from a download by a plug over IPv4 without loss is said.
-    pub fn label(&self) -> String {
-        let mut text = format!("{}, {}, {}", self.distance, self.size, self.congestion.name());
-        match self.protocol {
-            Protocol::Plug => {}
-            Protocol::Socks => text += ", SOCKS",
-            Protocol::Http => text += ", HTTP",
-        }
-        if self.loss > 0.0 {
-            text += &format!(", {} % lost", self.loss);
-        }
-        if self.direction == Direction::Up {
-            text += ", up";
-        }
-        if self.version == IpVersion::V6 {
-            text += ", IPv6";
-        }
-        text
-    }
-
-    /// The cells measured if none are chosen, in a quarter of an hour: each dimension by itself, and pairs where splicing has been slow before.
-    pub fn defaults() -> Vec<Cell> {
-        use Congestion::{Bbr, Cubic, Reno};
-        /// A body that the default policy splices: it copies those of less than 1 MiB.
-        const BODY: Size = Size(1_200_000);
-        let base = Cell::BASE;
-        let client = |ms| Distance::new(Place::Client, ms);
-        let server = |ms| Distance::new(Place::Server, ms);
-        let both = |ms| Distance::new(Place::Both, ms);
-        let mut cells = Vec::new();
-        let far = [client(1), client(10), client(50), client(100), client(300)];
-        let near = [server(10), server(100), both(50), both(100)];
-        for distance in far.into_iter().chain(near) {
-            cells.push(Cell { distance, ..base });
-        }
-        for distance in [client(10), client(100), client(300), server(100)] {
-            cells.push(Cell { distance, congestion: Reno, ..base });
-        }
-        cells.push(Cell { congestion: Cubic, ..base });
-        for bytes in [1000, 10_000, 100_000] {
-            cells.push(Cell { size: Size(bytes), ..base });
-        }
-        for (distance, congestion) in [(client(100), Reno), (server(100), Bbr)] {
-            cells.push(Cell { distance, congestion, size: Size(10_000_000), ..base });
-        }
-        for (distance, loss) in [(client(50), 0.1), (client(50), 1.0), (both(50), 1.0), (both(20), 2.0)] {
-            cells.push(Cell { distance, loss, congestion: Reno, ..base });
-        }
-        cells.push(Cell { loss: 1.0, ..base });
-        for (distance, congestion) in
-            [(client(10), Bbr), (client(20), Bbr), (client(100), Reno), (client(100), Cubic), (server(100), Bbr)]
-        {
-            cells.push(Cell { distance, congestion, protocol: Protocol::Http, size: BODY, ..base });
-        }
-        for distance in [client(100), server(100)] {
-            cells.push(Cell { distance, protocol: Protocol::Socks, ..base });
-            cells.push(Cell { distance, direction: Direction::Up, ..base });
-        }
-        cells.push(Cell { direction: Direction::Up, protocol: Protocol::Http, size: BODY, ..base });
-        cells.push(Cell { version: IpVersion::V6, ..base });
-        cells
+        self.place == if self.up { 'c' } else { 's' } || self.ms <= 2
     }
 }
 
@@ -291,39 +174,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_and_sizes_are_read() {
-        let read = |text: &str| text.parse::<Distance>();
-        assert_eq!(read("c100"), Ok(Distance::new(Place::Client, 100)));
-        assert_eq!(read("s1").unwrap().shares(), [0.0, 1.0, 0.0]);
-        assert_eq!(read("b50").unwrap().shares(), [0.5, 0.5, 0.0]);
-        for text in ["c100", "s0", "b300", "t90"] {
-            assert_eq!(read(text).unwrap().to_string(), text);
+    fn rows_are_read_as_they_are_named() {
+        for row in WAN.into_iter().chain(TPOT) {
+            assert_eq!(row.parse::<Cell>().unwrap().label, row);
         }
-        for text in ["", "100", "c", "c-1", "c1001", "é1"] {
-            assert!(read(text).is_err(), "{text}");
-        }
-        let read = |text: &str| text.parse::<Size>().map(|size| size.0);
-        assert_eq!(["1k", "10m", "500"].map(|t| read(t).unwrap()), [1000, 10_000_000, 500]);
-        for text in ["", "k", "0", "1g", "2000m", "99999999999999999999m"] {
-            assert!(read(text).is_err(), "{text}");
-        }
-        assert_eq!(["500", "10k", "1m"].map(|t| t.parse::<Size>().unwrap().to_string()), ["500 B", "10 KB", "1 MB"]);
+        let cell: Cell = "s50, 10 KB, cubic, HTTP, 0.1 % lost, up, IPv6".parse().unwrap();
+        assert_eq!((cell.place, cell.ms, cell.bytes, cell.congestion, cell.loss), ('s', 50, 10_000, "cubic", 0.1));
+        assert_eq!((cell.protocol, cell.up, cell.family), (Protocol::Http, true, Family::V6));
+        assert_eq!((cell.congestion_of_forwarder(), cell.is_towards_near_host()), ("reno", false));
     }
 
     #[test]
-    fn cells_are_named_by_what_is_special() {
-        let base = Cell::BASE;
-        assert_eq!(base.label(), "c100, 1 MB, bbr");
-        let other =
-            Cell { loss: 0.1, protocol: Protocol::Http, direction: Direction::Up, version: IpVersion::V6, ..base };
-        assert_eq!(other.label(), "c100, 1 MB, bbr, HTTP, 0.1 % lost, up, IPv6");
-    }
-
-    #[test]
-    fn default_cells_differ() {
-        let labels: Vec<String> = Cell::defaults().iter().map(Cell::label).collect();
-        let unique: std::collections::HashSet<&String> = labels.iter().collect();
-        assert_eq!(unique.len(), labels.len(), "{labels:?}");
-        assert!(labels.contains(&Cell::BASE.label()));
+    fn what_makes_no_sense_is_refused() {
+        for (part, wrong) in [("c100", "x1"), ("c100", "é1"), ("c100", "c1001"), ("1 MB", "0 B"), ("1 MB", "2000 MB")]
+        {
+            assert!("c100, 1 MB, bbr".replace(part, wrong).parse::<Cell>().is_err(), "{wrong}");
+        }
+        for text in ["", "c100", "c100, 1 MB", "c100, 1 MB, vegas", "c1, 1 B, bbr, 51 % lost", "c1, 1 B, bbr, IPv5"] {
+            assert!(text.parse::<Cell>().is_err(), "{text}");
+        }
     }
 }

@@ -21,8 +21,9 @@ use longsplice_lab::{
 use stage::{Download, HTTP, RATE, Result, SIZE, SOCKS, Stage};
 use std::{
     fs,
+    net::SocketAddr,
     path::Path,
-    process::ExitCode,
+    process::{ExitCode, ExitStatus},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -34,7 +35,7 @@ use std::{
 /// Bytes copied before the switch: three seconds of control mode, for comparison.
 const THRESHOLD: u64 = 3 * RATE;
 /// Time spliced with the proxy alive, to show that it does nothing.
-const WATCHED: Duration = Duration::from_secs(4);
+const WATCHED: Duration = Duration::from_secs(3);
 /// Time limit. The whole download takes 16 s; a machine under load may be slower.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -132,34 +133,43 @@ impl Story {
         self.pause(Duration::from_millis(500))?;
         self.say(&format!("the switch, and half a second after it: {}", again(&frozen, &self.mark(stage, &download))));
         let traces = (taps.0.stop()?, taps.1.stop()?);
-        let spliced = self.mark(stage, &download);
-        self.pause(WATCHED)?;
-        self.compare("spliced", &spliced, &self.mark(stage, &download));
-        drop(client);
-        stage.program()?.kill();
-        self.say(&format!(
-            "kill -9 {process}   the proxy is gone, {} have arrived",
-            longsplice::bytes(download.received())
-        ));
-
+        self.kill(stage, &download, client)?;
         let killed = self.mark(stage, &download);
-        self.wait("the end of the download", Duration::from_millis(20), || Ok(download.ended().then_some(())))?;
-        self.compare("without it", &killed, &self.mark(stage, &download));
-        let received = download.received();
-        let digest = download.digest()?;
-        if digest != stage.ends {
-            return Err(format!(
-                "{} arrived, but with SHA-256 {digest}, not {}",
-                longsplice::bytes(received),
-                stage.ends
-            )
-            .into());
-        }
-        self.say(&format!("complete: {}, SHA-256 {} as served", longsplice::bytes(received), short(&digest)));
-        self.draw(&traces, switch, out)?;
+        let ends = [topology::SERVER.port(Family::V4, HTTP), topology::FORWARDER_TO_CLIENT.port(Family::V4, SOCKS)];
+        self.wait_end(stage, &mut download, &killed)?;
+        let what = ["switch.svg", "it is spliced", "switch, from copying to spliced"];
+        self.draw(&traces, ends, switch, what, out)?;
         stage.ask(&stage.lab.forwarder, OURS, &["stop", "--flush"])?;
         self.say("longsplice stop --flush   nothing is left in the kernel");
         Ok(())
+    }
+
+    /// Watches a spliced download, and kills the proxy. Returns when.
+    fn kill(&self, stage: &mut Stage, download: &Download, control: Client) -> Result<Switch> {
+        let spliced = self.mark(stage, download);
+        self.pause(WATCHED)?;
+        self.compare("spliced", &spliced, &self.mark(stage, download));
+        drop(control);
+        let (process, began) = (stage.program()?.pid(), now());
+        stage.program()?.kill();
+        let switch = Switch { began, done: now(), around: AROUND };
+        let received = longsplice::bytes(download.received());
+        self.say(&format!("kill -9 {process}   the proxy is gone, {received} have arrived"));
+        Ok(switch)
+    }
+
+    /// Waits for the end of a download since the kill, and compares it with what was served. Returns what curl thinks of it.
+    fn wait_end(&self, stage: &Stage, download: &mut Download, killed: &Mark) -> Result<ExitStatus> {
+        self.wait("the end of the download", Duration::from_millis(20), || Ok(download.ended().then_some(())))?;
+        self.compare("without it", killed, &self.mark(stage, download));
+        let received = longsplice::bytes(download.received());
+        let (digest, status) = download.outcome()?;
+        let served = &stage.ends;
+        if digest != *served {
+            return Err(format!("{received} arrived, but with SHA-256 {digest}, not {served}; curl: {status}").into());
+        }
+        self.say(&format!("complete: {received}, SHA-256 {} as served", short(&digest)));
+        Ok(status)
     }
 
     /// Watches the flow until it is spliced. Returns the last mark before the switch as well.
@@ -216,16 +226,24 @@ impl Story {
         self.say(&format!("{name:<11}  {rate}/s{cpu}; {}", again(from, to)));
     }
 
-    fn draw(&self, traces: &(Trace, Trace), switch: Switch, out: &Path) -> Result<()> {
-        let server = topology::SERVER.port(Family::V4, HTTP);
-        let proxy = topology::FORWARDER_TO_CLIENT.port(Family::V4, SOCKS);
+    /// Draws what server and proxy, which are the ends of their connections, sent around a switch. `what`: the name of the file,
+    /// what happened to the download, and the label of the time it took.
+    fn draw(
+        &self,
+        traces: &(Trace, Trace),
+        ends: [SocketAddr; 2],
+        switch: Switch,
+        [name, what, band]: [&str; 3],
+        out: &Path,
+    ) -> Result<()> {
         let missing = "the trace has no connection";
-        let server = Leg::new(&traces.0, server, switch).ok_or(missing)?;
-        let client = Leg::new(&traces.1, proxy, switch).ok_or(missing)?;
-        let file = out.join("switch.svg");
-        plot::draw(&file, ["it is spliced", "switch, from copying to spliced"], &server, &client, switch)?;
+        let server = Leg::new(&traces.0, ends[0], switch).ok_or(missing)?;
+        let client = Leg::new(&traces.1, ends[1], switch).ok_or(missing)?;
+        let file = out.join(name);
+        plot::draw(&file, [what, band], &server, &client, switch)?;
         self.say(&format!(
-            "around the switch {} segments came twice, the longest pause was {:.0} ms: see {}",
+            "around the {} {} segments came twice, the longest pause was {:.0} ms: see {}",
+            band.split(',').next().unwrap_or(band),
             client.again,
             client.longest_pause(),
             file.display()

@@ -22,6 +22,7 @@ use std::{
     },
     thread,
 };
+use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -42,17 +43,21 @@ fn program() -> Result<PathBuf, Box<dyn Error>> {
     Ok(program)
 }
 
-/// Catches Ctrl-C, which must not leave namespaces and pinned links behind.
+/// Catches Ctrl-C and SIGTERM, which must not leave namespaces and pinned links behind.
 fn watch_interrupts() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let context = runtime.enter();
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    drop(context);
     thread::spawn(move || {
         runtime.block_on(async {
-            // Without the handler, Ctrl-C has its default effect.
-            if tokio::signal::ctrl_c().await.is_ok() {
-                set.store(true, Relaxed);
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
             }
+            set.store(true, Relaxed);
         });
     });
     Ok(flag)

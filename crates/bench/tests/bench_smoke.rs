@@ -1,23 +1,28 @@
 //! Checks that the bench measures and keeps what it should; not how fast anything is.
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 use std::{
-    collections::HashSet,
     fs,
+    io::{BufRead, BufReader, Read},
     path::PathBuf,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::{Mutex, PoisonError, RwLock},
 };
 
 /// The memory of sockets is measured for the whole kernel, so that measurement needs exclusive access.
 static KERNEL: RwLock<()> = RwLock::new(());
 
-/// The output and the results of `longsplice-bench`.
+/// A flood beside them, or the links of another network, would fill the kernel's queues for received packets.
+static LINKS: Mutex<()> = Mutex::new(());
+
+/// The output of `longsplice-bench`, and the directory of its results.
 struct BenchOutput {
     said: String,
     dir: PathBuf,
-    results: Value,
-    cases: Value,
     _out: tempfile::TempDir,
 }
 
@@ -40,9 +45,12 @@ fn bench(what: &[&str]) -> BenchOutput {
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
     let dir = fs::read_dir(out.path()).unwrap().next().expect("a directory of results").unwrap().path();
-    let [results, cases] = ["results.json", "results.rounds.json"]
-        .map(|name| serde_json::from_str(&fs::read_to_string(dir.join(name)).unwrap()).unwrap());
-    BenchOutput { said: said.into_owned(), dir, results, cases, _out: out }
+    BenchOutput { said: said.into_owned(), dir, _out: out }
+}
+
+/// The median of a figure of a line; `None` if it has none.
+fn figure(line: &Value, name: &str) -> Option<f64> {
+    line["figures"][name]["median"].as_f64()
 }
 
 impl BenchOutput {
@@ -50,52 +58,42 @@ impl BenchOutput {
         assert!(self.said.contains(text), "no {text:?} in\n{}", self.said);
     }
 
-    fn drew(&self, name: &str) {
-        let svg = fs::read_to_string(self.dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert!(svg.contains("<svg") && svg.contains("<text"), "{name}");
+    fn results(&self, name: &str) -> Value {
+        serde_json::from_str(&fs::read_to_string(self.dir.join(name)).unwrap()).unwrap()
     }
 
-    /// Checks that all cases of a kind have these variants with figures. Returns the number of cases.
-    fn cases(&self, what: &str, variants: &[&str]) -> usize {
-        let all = self.cases.as_array().unwrap();
-        let of_kind: Vec<&Value> = all.iter().filter(|case| case["subject"]["what"] == what).collect();
-        for case in &of_kind {
-            let runs = case["rounds"][0]["runs"].as_array().unwrap();
+    /// The lines of a section in a file, row by row.
+    fn rows(&self, name: &str, section: &str) -> Vec<Vec<Value>> {
+        let lines = self.results(name)["lines"].take();
+        let lines: Vec<&Value> = lines.as_array().unwrap().iter().filter(|l| l["section"] == section).collect();
+        let rows = lines.chunk_by(|a, b| a["row"] == b["row"]);
+        rows.map(|row| row.iter().map(|line| (*line).clone()).collect()).collect()
+    }
+
+    /// Checks that all rows of a section have these variants with values, and a ratio for the first, or are refused. Returns
+    /// the number of rows.
+    fn measured(&self, section: &str, variants: &[&str]) -> usize {
+        let rows = self.rows("results.json", section);
+        for row in rows.iter().filter(|row| row.iter().all(|line| line["refused"].is_null())) {
             for variant in variants {
-                let run = runs.iter().find(|run| run["variant"] == *variant);
-                let run = run.unwrap_or_else(|| panic!("no {variant} in {}", case["subject"]));
-                let figure = |name: &str| run["figures"][name].as_f64();
-                assert!(figure("amount") > Some(0.0) && figure("value") > Some(0.0), "{run}");
+                let line = row.iter().find(|line| line["variant"] == *variant);
+                let line = line.unwrap_or_else(|| panic!("no {variant} in {row:?}"));
+                assert!(figure(line, "value") > Some(0.0), "{line}");
             }
-            let lines = self.results["lines"].as_array().unwrap();
-            let line = lines.iter().find(|l| l["subject"] == case["subject"] && l["variant"] == variants[0]).unwrap();
-            assert!(line["ratios"]["value"]["median"].as_f64() > Some(0.0), "{line}");
+            assert!(row[0]["ratios"]["value"]["median"].as_f64() > Some(0.0), "{row:?}");
         }
-        of_kind.len()
-    }
-
-    fn lines(&self, which: impl Fn(&Value) -> bool) -> Vec<&Value> {
-        self.results["lines"].as_array().unwrap().iter().filter(|l| which(l)).collect()
+        rows.len()
     }
 
     /// Checks that peers are either measured or reported as missing.
-    fn peers(&self, what: &str, peers: &[(&str, &str)]) {
-        let skipped = self.results["skipped"].to_string();
-        let lines = self.results["lines"].as_array().unwrap();
-        let measured: HashSet<&str> =
-            lines.iter().filter(|l| l["subject"]["what"] == what).map(|l| l["variant"].as_str().unwrap()).collect();
+    fn peers(&self, section: &str, peers: &[(&str, &str)]) {
+        let skipped = self.results("results.json")["skipped"].to_string();
+        let lines = self.rows("results.json", section).concat();
         for (variant, title) in peers {
-            assert!(measured.contains(variant) != skipped.contains(title), "{variant}: {measured:?}, {skipped}");
+            let measured = lines.iter().any(|line| line["variant"] == *variant);
+            assert!(measured != skipped.contains(title), "{variant}: {lines:?}, {skipped}");
         }
     }
-}
-
-#[test]
-#[ignore = "root"]
-fn datagrams() {
-    let kept = bench(&["datagrams"]);
-    assert_eq!(kept.cases("datagrams", &["direct", "ip-forward", "copy-socks"]), 4, "two sizes, alone and in numbers");
-    kept.peers("datagrams", &[("dante", "Dante")]);
 }
 
 #[test]
@@ -104,49 +102,42 @@ fn bench_smoke() {
     let kept = bench(&["segment", "ratio", "switch", "trace"]);
     let table = fs::read_to_string(kept.dir.join("results.md")).unwrap();
     assert!(kept.said.starts_with(&table), "the tables are kept as they were printed");
-    assert_eq!((&kept.results["format"], &kept.results["rounds"]), (&5.into(), &1.into()));
+    assert!(kept.dir.join("results.rounds.json").exists(), "and the single runs");
+    let results = kept.results("results.json");
+    assert_eq!((&results["format"], &results["rounds"]), (&6.into(), &1.into()));
     for name in ["cpu", "kernel", "longsplice"] {
-        assert!(kept.results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
+        assert!(results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
     }
     let ours = ["direct", "ip-forward", "spliced", "copy", "pipes", "identity"];
-    assert_eq!(kept.cases("segment", &ours), 2, "one byte, and a full segment");
-    kept.peers(
-        "segment",
-        &[
-            ("filter", "IP, filtered"),
-            ("nat", "IP, NAT"),
-            ("haproxy", "HAProxy"),
-            ("nginx", "nginx"),
-            ("socat", "socat"),
-            ("dante", "Dante"),
-        ],
-    );
-    assert_eq!(kept.cases("ratio", &["ip-forward", "spliced", "copy"]), 2, "three to one is derived only");
-    kept.has("| 3:1 | spliced |");
-    let forced = kept.lines(|l| l["subject"]["what"] == "ratio");
-    let forced = forced.into_iter().filter(|l| l["subject"]["segments"] == 1);
-    let forced = forced.map(|l| l["figures"]["per-ack"]["median"].as_f64().unwrap());
-    for per_ack in forced {
+    assert_eq!(kept.measured("segment", &ours), 2, "one byte, and a full segment");
+    let rules = [("filter", "IP, filtered"), ("nat", "IP, NAT")];
+    kept.peers("segment", &[&rules[..], &PEERS].concat());
+    let ratio = kept.rows("results.json", "ratio");
+    let per_ack = |row: &[Value]| row.iter().map(|line| figure(line, "per-ack")).collect::<Option<Vec<f64>>>();
+    assert_eq!((ratio.len(), per_ack(&ratio[0])), (3, None), "three to one is derived only");
+    for per_ack in per_ack(&ratio[2]).unwrap() {
         assert!((0.8..1.5).contains(&per_ack), "one acknowledgement for each segment, not for {per_ack}");
     }
-    let switch = kept.lines(|l| l["subject"]["what"] == "switch");
-    let has = |n: usize, step: &str| switch[n]["figures"][step]["median"].as_f64() > Some(0.0);
+    assert!(ratio.iter().flatten().all(|line| figure(line, "derived") > Some(0.0)), "{ratio:?}");
+    let switch = kept.rows("results.json", "switch").concat();
+    let has = |n: usize, step: &str| figure(&switch[n], step) > Some(0.0);
     assert!(has(0, "unsplice") && has(1, "unsplice") && has(2, "release") && has(2, "recreate"), "{switch:?}");
     kept.has("| splice, release and recreate |");
-    kept.drew("segments.svg");
-    kept.drew("trace.svg");
+    let svg = fs::read_to_string(kept.dir.join("trace.svg")).unwrap();
+    assert!(svg.contains("<svg") && svg.contains("<text"));
 }
+
+const PEERS: [(&str, &str); 4] = [("haproxy", "HAProxy"), ("nginx", "nginx"), ("socat", "socat"), ("dante", "Dante")];
 
 #[test]
 #[ignore = "root"]
 fn throughput_and_connections() {
     let kept = bench(&["bulk", "response", "rate"]);
-    assert_eq!(kept.cases("bulk", &["ip-forward", "spliced", "copy"]), 9, "three kinds of packets, 1, 8 and 64");
-    kept.peers("bulk", &[("haproxy", "HAProxy"), ("nginx", "nginx"), ("socat", "socat"), ("dante", "Dante")]);
+    assert_eq!(kept.measured("bulk", &["ip-forward", "spliced", "copy"]), 9, "three kinds of packets, 1, 8 and 64");
+    kept.peers("bulk", &PEERS);
     let socks = ["ip-forward", "spliced-socks", "copy-socks"];
-    assert_eq!(kept.cases("response", &socks), 6 + 5, "the largest with one client only");
-    assert_eq!(kept.cases("rate", &["ip-forward", "spliced", "default", "copy"]), 2);
-    ["bulk.svg", "response.svg", "rate.svg"].iter().for_each(|name| kept.drew(name));
+    assert_eq!(kept.measured("response", &socks), 6 + 5, "the largest with one client only");
+    assert_eq!(kept.measured("rate", &["ip-forward", "spliced", "default", "copy"]), 2);
     kept.has("| packets | IP forwarding | spliced |");
     kept.has("Milliseconds from the request to the last byte");
     kept.has("Share of these connections that were spliced");
@@ -155,103 +146,76 @@ fn throughput_and_connections() {
 #[test]
 #[ignore = "root"]
 fn http() {
-    let kept = bench(&["http"]);
-    assert_eq!(kept.cases("http", &["ip-forward", "spliced", "default", "copy", "haproxy", "nginx"]), 4);
-    assert_eq!(kept.cases("body", &["spliced", "copy"]), 9);
+    let kept = bench(&["http", "body"]);
+    assert_eq!(kept.measured("http", &["ip-forward", "spliced", "default", "copy", "haproxy", "nginx"]), 4);
+    assert_eq!(kept.measured("body", &["spliced", "copy"]), 9);
     kept.has("| reply | IP forwarding | spliced |");
     kept.has("Splicing a body takes");
-    kept.drew("http.svg");
 }
 
 #[test]
 #[ignore = "root"]
 fn memory() {
     let kept = bench(&["memory"]);
-    let held = kept.lines(|l| l["subject"]["what"] == "memory");
-    let of = |variant: &str| {
-        let found = held.iter().find(|l| l["variant"] == variant);
-        &found.unwrap_or_else(|| panic!("no {variant} in {held:?}"))["figures"]
+    let held = kept.rows("results.json", "memory").concat();
+    let of = |variant: &str, name: &str| {
+        let line = held.iter().find(|l| l["variant"] == variant);
+        figure(line.unwrap_or_else(|| panic!("no {variant} in {held:?}")), name)
     };
-    let [parked, released] = ["spliced", "released"].map(|v| of(v)["forwarder"]["median"].as_f64().unwrap());
+    let [parked, released] = ["spliced", "released"].map(|v| of(v, "forwarder").unwrap());
     assert!(released < parked / 2.0, "sockets of released flows are gone: {released} of {parked} bytes");
-    assert!(of("copy")["resident"]["median"].as_f64() > Some(0.0));
-    assert!(of("ip-forward")["resident"].is_null(), "nobody is in the middle");
-    assert_eq!(kept.lines(|l| l["subject"]["what"] == "table").len(), 3);
+    assert!(of("copy", "resident") > Some(0.0));
+    assert_eq!(of("ip-forward", "resident"), None, "no process is in the middle");
+    kept.has("Tables of the data path, allocated at the start:");
 }
-
-/// A flood beside them, or the links of another network, would fill the kernel's queues for received packets.
-static LINKS: Mutex<()> = Mutex::new(());
 
 #[test]
 #[ignore = "root"]
 fn flood_smoke() {
     let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = bench(&["flood", "--flows", "1,1000"]);
-    assert_eq!(kept.cases("flood", &["ip-forward", "tcx", "identity"]), 2);
+    assert_eq!(kept.measured("flood", &["ip-forward", "tcx", "identity"]), 2);
     kept.peers("flood", &[("filter", "IP, filtered"), ("nat", "IP, NAT")]);
     kept.has("| random among | IP forwarding |");
-    let lost = kept.cases.to_string().contains("of the packets were lost");
-    assert!(!lost, "{}", kept.said);
+    let runs = kept.results("results.rounds.json").to_string();
+    assert!(!runs.contains("of the packets were lost"), "{}", kept.said);
+}
+
+#[test]
+#[ignore = "root"]
+fn datagrams() {
+    let kept = bench(&["datagrams"]);
+    assert_eq!(
+        kept.measured("datagrams", &["direct", "ip-forward", "copy-socks"]),
+        4,
+        "two sizes, alone and in numbers"
+    );
+    kept.peers("datagrams", &[("dante", "Dante")]);
 }
 
 #[test]
 #[ignore = "root"]
 fn a_small_million() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().to_str().unwrap();
-    let bench = longsplice_bench(&["million", "--connections", "200", "--out", out]);
-    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
-    assert!(bench.status.success(), "{said}\n{complained}");
-    assert!(said.contains("200 connections, spliced and released"), "{said}");
-    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
-    assert!(!entry.path().join("results.json").exists(), "what else there is stays as it was");
-    let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("million.json")).unwrap()).unwrap();
-    let line = &kept["lines"][0];
-    let figure = |name: &str| line["figures"][name]["median"].as_f64().unwrap();
-    assert_eq!((&line["subject"]["connections"], figure("checked")), (&200.into(), 100.0), "{line}");
-    assert!(figure("micros-all") > 0.0, "{line}");
-}
-
-/// Measures chosen cells over long paths in one round. Returns the output, and the lines of each file.
-fn far(arguments: &[&str]) -> (String, impl Fn(&str) -> Vec<Value> + use<>) {
-    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = tempfile::tempdir().unwrap();
-    let out = ["--rounds", "1", "--out", dir.path().to_str().unwrap()];
-    let bench = longsplice_bench(&[arguments, &out].concat());
-    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
-    assert!(bench.status.success(), "{said}\n{complained}");
-    let lines = move |name: &str| {
-        let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
-        let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join(name)).unwrap()).unwrap();
-        kept["lines"].as_array().unwrap().clone()
-    };
-    (said.into_owned(), lines)
-}
-
-/// The figure of a line; `None` if it has none.
-fn figure(line: &Value, name: &str) -> Option<f64> {
-    line["figures"][name]["median"].as_f64()
-}
-
-/// The lines of each transfer.
-fn transfers(lines: &[Value]) -> Vec<Vec<&Value>> {
-    let paths: Vec<&Value> = lines.iter().filter(|l| l["subject"]["what"] == "path").collect();
-    paths.chunk_by(|a, b| a["subject"] == b["subject"]).map(<[&Value]>::to_vec).collect()
+    let kept = bench(&["million", "--connections", "200"]);
+    assert!(!kept.dir.join("results.json").exists(), "what else there is stays as it was");
+    let rows = kept.rows("million.json", "million").concat();
+    let value = |n: usize| figure(&rows[n], "value").unwrap();
+    assert_eq!((value(0), value(6)), (200.0, 100.0), "connections, and those that were checked: {rows:?}");
+    assert!(value(8) > 0.0, "a round trip: {rows:?}");
 }
 
 #[test]
 #[ignore = "root"]
 fn wan_smoke() {
-    let chosen = ["--rtt", "c10,s10", "--size", "1m", "--cc", "cubic", "--proto", "plug,http", "--ip", "v6"];
-    let (said, lines) = far(&[&["wan", "--parts", "cells,unsplice"][..], &chosen].concat());
-    assert!(said.contains("| c10, 1 MB, cubic, HTTP, IPv6 |"), "{said}");
-    let lines = lines("wan.json");
-    let rows = transfers(&lines);
-    assert_eq!(rows.len(), 4, "{said}");
-    for row in rows {
-        let line = |variant: &str| *row.iter().find(|line| line["variant"] == variant).unwrap();
-        // Connecting and the request are two round trips; a request on a warm connection is one.
-        let least = if row[0]["subject"]["protocol"] == "http" { 0.01 } else { 0.02 };
+    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let paths = ["c10, 1 MB, cubic, HTTP, IPv6", "s10, 1 MB, cubic, IPv6"].map(|row| ["--path", row]);
+    let kept = bench(&[&["wan", "unsplice"][..], &paths.concat()].concat());
+    kept.has("| c10, 1 MB, cubic, HTTP, IPv6 |");
+    let rows = kept.rows("wan.json", "path");
+    assert_eq!(rows.len(), 2, "{}", kept.said);
+    // Connecting and the request are two round trips; a request on a warm connection is one.
+    for (row, least) in rows.iter().zip([0.01, 0.02]) {
+        let line = |variant: &str| row.iter().find(|line| line["variant"] == variant).unwrap();
         for variant in ["ip-forward", "copy", "spliced", "default"] {
             assert!(figure(line(variant), "value") > Some(least), "{row:?}");
             assert_eq!(figure(line(variant), "dropped"), Some(0.0), "{row:?}");
@@ -259,40 +223,39 @@ fn wan_smoke() {
         assert_eq!(figure(line("copy"), "spliced"), Some(0.0), "{row:?}");
         assert!(figure(line("spliced"), "spliced") > Some(0.5), "{row:?}");
     }
-    assert_eq!(lines.iter().filter(|l| l["subject"]["what"] == "unsplice").count(), 2, "{said}");
+    assert_eq!(kept.rows("wan.json", "unsplice").len(), 2, "{}", kept.said);
+}
+
+#[test]
+#[ignore = "root"]
+fn only_the_chosen_variants_are_measured() {
+    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = bench(&["wan", "--path", "c1, 1 KB, reno", "--variants", "copy,spliced"]);
+    kept.has("| path and object | copied | spliced at once |");
 }
 
 #[test]
 #[ignore = "root"]
 fn tpot_smoke() {
-    let chosen = ["--rtt", "b20,t30", "--size", "1,500k", "--ip", "v4,v6"];
-    let (said, lines) = far(&[&["tpot", "--parts", "cells,costs", "--seconds", "0.1"][..], &chosen].concat());
-    let head = "| routed | basic, copied | pipelined, copied | pipelined, spliced | two, copied | two, spliced |";
-    assert!(said.contains(head), "{said}");
-    let costs = lines("tpot-costs.json");
-    for what in ["segment", "rate"] {
-        let variants: Vec<&Value> =
-            costs.iter().filter(|line| line["subject"]["what"] == what).map(|line| &line["variant"]).collect();
+    let _turn = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let rows = ["b20, 1 B, bbr", "t30, 500 KB, bbr", "b20, 500 KB, bbr, IPv6", "t30, 1 B, bbr, IPv6"];
+    let kept = bench(&[&["tpot", "tpot-costs"][..], &rows.map(|row| ["--path", row]).concat()].concat());
+    kept.has("| routed | basic, copied | pipelined, copied | pipelined, spliced | two, copied | two, spliced |");
+    kept.has("| spliced, TPOT in UDP |");
+    for section in ["segment", "rate", "bulk"] {
+        let lines = kept.rows("tpot-costs.json", section).concat();
         for variant in ["ip-forward", "beside-tpot", "copy-tpot", "spliced-tpot", "spliced-tpot-udp"] {
-            assert!(variants.iter().any(|v| *v == variant), "{variant}: {variants:?}");
+            assert!(lines.iter().any(|line| line["variant"] == variant), "{section}, {variant}: {lines:?}");
         }
     }
-    assert!(said.contains("| spliced, TPOT in UDP |"), "{said}");
-    let lines = lines("tpot.json");
-    let rows = transfers(&lines);
-    assert_eq!(rows.len(), 8, "{said}");
-    for row in rows {
-        let round_trip = row[0]["subject"]["distance"]["ms"].as_f64().unwrap() / 1000.0;
-        let variants: Vec<_> = row.iter().map(|line| line["variant"].as_str().unwrap()).collect();
-        let one = ["ip-forward", "tpot-basic", "tpot-pipelined", "tpot-spliced"];
-        assert_eq!(variants, [&one[..], &["tpot-two", "tpot-two-spliced"]].concat(), "{row:?}");
+    for (row, round_trip) in kept.rows("tpot.json", "tpot").iter().zip([0.02, 0.03, 0.02, 0.03]) {
         // Connecting and the request are two round trips. With pipelined proxies, it takes one for the request, and that of the
         // longest segment for connecting: half of the path, or a third.
         for (line, least) in row.iter().zip([2.0, 2.0, 1.5, 1.5, 1.3, 1.3]) {
             assert!(figure(line, "value") >= Some(least * round_trip), "{row:?}");
             assert_eq!(figure(line, "dropped"), Some(0.0), "{row:?}");
         }
-        let shares = [0, 1, 2, 3, 4, 5].map(|n| figure(row[n], "spliced"));
+        let shares = [0, 1, 2, 3, 4, 5].map(|n| figure(&row[n], "spliced"));
         assert_eq!([shares[0], shares[1], shares[2], shares[4]], [None, Some(0.0), Some(0.0), Some(0.0)], "{row:?}");
         assert!(shares[3] > Some(0.5) && shares[5] > Some(0.5), "{row:?}");
     }
@@ -304,4 +267,24 @@ fn without_results_there_are_no_figures() {
     let bench = longsplice_bench(&["--readme", "--out", dir.path().to_str().unwrap()]);
     assert!(!bench.status.success());
     assert!(String::from_utf8_lossy(&bench.stderr).contains("run `longsplice-bench`"));
+}
+
+#[test]
+#[ignore = "root"]
+fn sigterm_ends_it_as_ctrl_c_does() {
+    let _others = KERNEL.read().unwrap_or_else(PoisonError::into_inner);
+    let out = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_longsplice-bench"));
+    command.args(["threshold", "--rounds", "1000", "--seconds", "0.1", "--out", out.path().to_str().unwrap()]);
+    let mut bench = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut complaints = BufReader::new(bench.stderr.take().unwrap());
+    let mut said = String::new();
+    complaints.read_line(&mut said).unwrap(); // after its first round
+    kill(Pid::from_raw(bench.id() as i32), Signal::SIGTERM).unwrap();
+    complaints.read_to_string(&mut said).unwrap();
+    assert!(said.contains("interrupted"), "{said}");
+    assert_eq!(bench.wait().unwrap().code(), Some(1), "{said}");
+    let own = format!("ls-{}-", bench.id());
+    let left = fs::read_dir("/run/netns").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(left.filter(|name| name.starts_with(&own)).collect::<Vec<_>>(), [""; 0]);
 }

@@ -4,12 +4,11 @@
 //! variants are therefore closer to one than for a forwarder alone.
 
 use super::{
-    Bench, Result, Venues,
+    Bench, Result,
     counters::FromServer,
     machine::{Cost, Watch},
     network::{PATIENCE, Packets},
-    results::{Case, Figure, Run},
-    subject::Subject,
+    results::{Figure, Run, Section, plural},
     variant::Variant,
     venue::{Near, Pair},
 };
@@ -31,27 +30,30 @@ const BLOCK: usize = 256 << 10;
 const WARM_UP: Duration = Duration::from_millis(200);
 /// Length in seconds of a first transfer that does not count.
 const FIRST: f64 = 0.2;
-/// Numbers of simultaneous connections.
-const CONNECTIONS: [u64; 3] = [1, 8, 64];
-/// Variants measured in all cases.
-const VARIANTS: [Variant; 5] =
-    [Variant::IpForward, Variant::Spliced, Variant::SplicedPeer, Variant::Copy, Variant::Haproxy];
+/// The variants compared.
+const VARIANTS: [Variant; 9] = [
+    Variant::IpForward,
+    Variant::Spliced,
+    Variant::SplicedPeer,
+    Variant::Copy,
+    Variant::Pipes,
+    Variant::Haproxy,
+    Variant::Nginx,
+    Variant::Socat,
+    Variant::Dante,
+];
+/// Those with MTU-size packets, and with 64 connections, where the results of all are similar.
+const FEW: [Variant; 5] = [Variant::IpForward, Variant::Spliced, Variant::SplicedPeer, Variant::Copy, Variant::Haproxy];
 
 /// Measures all packet sizes and numbers of connections.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
-    let mut cases = Vec::new();
-    for packets in [Packets::Large, Packets::Mtu, Packets::Coalesced] {
-        let variants = |connections| variants(packets, connections);
-        let venues = venues(bench, packets, &variants(CONNECTIONS[0]))?;
-        for connections in CONNECTIONS {
-            cases.push(case(bench, packets, connections, &variants(connections), &venues)?);
-        }
-    }
-    Ok(cases)
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
+    cases(bench, Packets::Large, &[1, 8], &VARIANTS)?;
+    cases(bench, Packets::Large, &[64], &FEW)?;
+    [Packets::Mtu, Packets::Coalesced].into_iter().try_for_each(|packets| cases(bench, packets, &[1, 8, 64], &FEW))
 }
 
-/// Sets the venues, and warms them up.
-pub(super) fn venues(bench: &Bench, packets: Packets, variants: &[Variant]) -> Result<Venues<Near>> {
+/// Measures these numbers of connections.
+pub fn cases(bench: &Bench<'_>, packets: Packets, numbers: &[u64], variants: &[Variant]) -> Result<()> {
     let venues = bench.venues(variants, |v| Near::set(v, packets))?;
     for venue in venues.all() {
         bench.check()?;
@@ -59,29 +61,10 @@ pub(super) fn venues(bench: &Bench, packets: Packets, variants: &[Variant]) -> R
         // than the next. If a peer fails here, it will fail again when it counts.
         let _ = transfer(venue, 1, bench.seconds.min(FIRST));
     }
-    Ok(venues)
-}
-
-/// Measures one number of connections.
-pub(super) fn case(
-    bench: &Bench,
-    packets: Packets,
-    connections: u64,
-    variants: &[Variant],
-    venues: &Venues<Near>,
-) -> Result<Case> {
-    let subject = Subject::Bulk { packets, connections };
-    bench.rounds(subject, variants, |v| run(venues.of(v)?, connections, bench.seconds))
-}
-
-/// All proxies take part only with large packets, and not with 64
-/// connections: with MTU-size packets the results are similar.
-fn variants(packets: Packets, connections: u64) -> Vec<Variant> {
-    if packets == Packets::Large && connections < 64 {
-        [&[Variant::IpForward, Variant::SplicedPeer][..], &Variant::PROXIES].concat()
-    } else {
-        VARIANTS.to_vec()
-    }
+    numbers.iter().try_for_each(|n| {
+        let row = format!("{}, {}", packets.title(), plural(*n, "connection"));
+        bench.rounds(Section::Bulk, &row, variants, |v| run(venues.of(v)?, *n, bench.seconds))
+    })
 }
 
 fn run(venue: &Near, connections: u64, seconds: f64) -> Result<Run> {

@@ -5,9 +5,8 @@ use super::{
     Bench, Result,
     machine::Watch,
     network::{PATIENCE, PORT, Packets, proxy, server},
-    results::{Case, Run},
-    segment,
-    subject::Subject,
+    results::{Run, Section, plural},
+    segment::on_one_cpu,
     variant::Variant,
     venue::{Near, connect},
 };
@@ -30,16 +29,15 @@ const WARM_UP: Duration = Duration::from_millis(100);
 const LOST: Duration = Duration::from_millis(200);
 
 /// Measures both sizes, alone and in numbers.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
-    segment::on_one_cpu(|| {
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
+    on_one_cpu(|| {
         let venues = bench.venues(&VARIANTS, |v| Near::set(v, Packets::Large))?;
-        let subjects = BYTES.iter().flat_map(|bytes| WINDOWS.map(|window| (*bytes, window)));
         let case = |(bytes, window): (u64, u64)| {
-            bench.rounds(Subject::Datagrams { bytes, window }, &VARIANTS, |v| {
-                run(venues.of(v)?, bytes as usize, window, bench.seconds)
-            })
+            let row = format!("{}, {window} on the way", plural(bytes, "byte"));
+            let run = |v| run(venues.of(v)?, bytes as usize, window, bench.seconds);
+            bench.rounds(Section::Datagrams, &row, &VARIANTS, run)
         };
-        subjects.map(case).collect()
+        BYTES.iter().flat_map(|bytes| WINDOWS.map(|window| (*bytes, window))).try_for_each(case)
     })
 }
 

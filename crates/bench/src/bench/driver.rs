@@ -16,13 +16,14 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Time that a busy connection stays spliced, and copied, between two switches.
-pub const DWELL: Duration = Duration::from_millis(1);
+const DWELL: Duration = Duration::from_millis(1);
 /// Bytes per read and write.
-pub const BLOCK: usize = 64 << 10;
+const BLOCK: usize = 64 << 10;
 
-/// The microseconds of each call, cycle by cycle.
+/// The microseconds of each call of a cycle. If one is made again, the last counts: data not yet acknowledged by the hosts
+/// belongs to the last switch.
 #[derive(Default)]
-pub struct Times(pub BTreeMap<Figure, Vec<f64>>);
+pub struct Times(pub BTreeMap<Figure, f64>);
 
 impl Times {
     /// Runs a call and records its duration.
@@ -35,17 +36,7 @@ impl Times {
 
     /// Records the time since then.
     pub fn since(&mut self, figure: Figure, began: Instant) {
-        self.0.entry(figure).or_default().push(began.elapsed().as_secs_f64() * 1e6);
-    }
-
-    /// Forgets the last call: data not yet acknowledged by the hosts belongs to the last switch.
-    pub fn forget(&mut self, figure: Figure) {
-        self.0.entry(figure).or_default().pop();
-    }
-
-    /// Number of splices.
-    pub fn cycles(&self) -> usize {
-        self.0.get(&Figure::Freeze).map_or(0, Vec::len)
+        self.0.insert(figure, began.elapsed().as_secs_f64() * 1e6);
     }
 }
 
@@ -91,7 +82,7 @@ impl Driver<'_> {
         core.on(&mut Context { now: monotonic(), policy, legs, at: at.each_mut(), shown }, event)
     }
 
-    /// Splices and unsplices once.
+    /// Splices and unsplices once; without a commit, the flow was not ready.
     pub async fn cycle(&mut self, times: &mut Times, busy: bool) -> Result<()> {
         let legs = self.tuples();
         let (mut action, mut began) = (self.on(Event::Command(Command::Splice)), Instant::now());
@@ -114,7 +105,6 @@ impl Driver<'_> {
                     Event::Told
                 }
                 Action::Wait => {
-                    times.forget(Figure::Freeze);
                     tokio::task::yield_now().await;
                     return Ok(());
                 }

@@ -2,8 +2,7 @@
 //! connection carry one request each. Every byte of a body is checked ([`pattern`], with the length as the seed), or with
 //! [`Client::quickly`] some bytes of each read.
 
-use super::{network, venue};
-use crate::cell::{Congestion, Direction};
+use super::{network::Acceptor, venue};
 use longsplice_datapath::{SenderFacts, sender_facts};
 use longsplice_lab::{
     pattern,
@@ -12,12 +11,9 @@ use longsplice_lab::{
 use nix::sys::socket::{setsockopt, sockopt::TcpCongestion};
 use std::{
     collections::HashMap,
-    io::{self, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     thread,
     time::{Duration, Instant},
 };
@@ -29,16 +25,15 @@ const LARGE: usize = 256 << 10;
 /// Bytes that such a client compares at each end of a read.
 const LOOK: usize = 32;
 /// Maximum length of a head.
-const HEAD: usize = 4 << 10;
+const HEAD: u64 = 4 << 10;
 /// Time limit of a transfer: one that takes longer counts as having taken this long.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// A server with a thread for each connection, which answers requests until it is dropped.
 pub struct Server {
     listeners: Vec<TcpListener>,
-    stop: Arc<AtomicBool>,
     shared: Arc<Mutex<Served>>,
-    threads: Vec<thread::JoinHandle<()>>,
+    _acceptors: Vec<Acceptor>,
 }
 
 /// What the threads of a server share.
@@ -59,18 +54,18 @@ fn lock(shared: &Mutex<Served>) -> MutexGuard<'_, Served> {
 impl Server {
     /// Serves on these non-blocking listeners.
     pub fn start(listeners: Vec<TcpListener>) -> io::Result<Server> {
-        let (stop, shared) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let mut threads = Vec::new();
-        for listener in &listeners {
-            let (listener, stop, shared) = (listener.try_clone()?, stop.clone(), Arc::clone(&shared));
-            threads.push(thread::spawn(move || accept_all(&listener, &stop, &shared)));
-        }
-        Ok(Server { listeners, stop, shared, threads })
+        let shared = Arc::<Mutex<Served>>::default();
+        let acceptor = |listener: &TcpListener| {
+            let shared = shared.clone();
+            Ok(Acceptor::start(listener.try_clone()?, true, move |stream| attend(stream, &shared)))
+        };
+        let _acceptors = listeners.iter().map(acceptor).collect::<io::Result<_>>()?;
+        Ok(Server { listeners, shared, _acceptors })
     }
 
     /// Sets the congestion control of connections that are accepted from now on.
-    pub fn set_congestion(&self, congestion: Congestion) -> io::Result<()> {
-        let set = |listener| Ok(setsockopt(listener, TcpCongestion, &congestion.name().into())?);
+    pub fn set_congestion(&self, congestion: &'static str) -> io::Result<()> {
+        let set = |listener| Ok(setsockopt(listener, TcpCongestion, &congestion.into())?);
         self.listeners.iter().try_for_each(set)
     }
 
@@ -99,11 +94,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
         self.hang_up();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -119,32 +110,26 @@ fn plus(a: SenderFacts, b: SenderFacts) -> SenderFacts {
     SenderFacts { retransmitted: a.retransmitted + b.retransmitted, timeouts: a.timeouts + b.timeouts }
 }
 
-fn accept_all(listener: &TcpListener, stop: &AtomicBool, shared: &Arc<Mutex<Served>>) {
-    const LOOK: Duration = Duration::from_millis(50);
-    while !stop.load(Relaxed) {
-        // Errors are noticed by the client.
-        let Ok(Some(stream)) = network::accept(listener, LOOK) else { continue };
-        let shared = Arc::clone(shared);
-        thread::spawn(move || {
-            let (Ok(other), Ok(served)) = (stream.try_clone(), stream.try_clone()) else { return };
-            let number = {
-                let mut shared = lock(&shared);
-                shared.connections += 1;
-                let number = shared.connections;
-                shared.live.insert(number, other);
-                number
-            };
-            let _ = serve(served, &shared);
-            let mut shared = lock(&shared);
-            shared.live.remove(&number);
-            shared.ended = plus(shared.ended, sender_facts(&stream).unwrap_or_default());
-        });
-    }
+/// Serves a connection, which is counted meanwhile and afterwards.
+fn attend(stream: TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
+    let (other, served) = (stream.try_clone()?, stream.try_clone()?);
+    let number = {
+        let mut shared = lock(shared);
+        shared.connections += 1;
+        let number = shared.connections;
+        shared.live.insert(number, other);
+        number
+    };
+    let done = serve(served, shared);
+    let mut shared = lock(shared);
+    shared.live.remove(&number);
+    shared.ended = plus(shared.ended, sender_facts(&stream).unwrap_or_default());
+    done
 }
 
 /// Answers requests until the client ends the connection.
 fn serve(stream: TcpStream, shared: &Mutex<Served>) -> io::Result<()> {
-    let mut peer = Peer::new(stream, BLOCK)?;
+    let mut peer = Peer::new(stream)?;
     while let Some(head) = peer.head()? {
         if let Some(path) = head.strip_prefix("GET /") {
             let size = path.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(|| wrong("no size"))?;
@@ -170,10 +155,7 @@ impl Client {
     /// Connects over a short path, directly or to a reverse proxy.
     pub fn near(host: SocketAddr) -> io::Result<Client> {
         let stream = venue::connect(host)?;
-        Ok(Client {
-            peer: Peer { stream, block: vec![0; LARGE], from: 0, until: 0, look: usize::MAX, deadline: None },
-            host,
-        })
+        Ok(Client { peer: Peer::reading(stream, LARGE), host })
     }
 
     /// From now on, only some bytes of each read are compared.
@@ -183,24 +165,20 @@ impl Client {
 
     /// Connects within [`LIMIT`]. Must be called in the client's namespace. With a SOCKS proxy at
     /// `to`, `target` is the address to ask for. A proxy's server may be slow to connect to, and its answer is awaited.
-    pub fn connect(to: SocketAddr, target: Option<SocketAddr>, congestion: Congestion) -> io::Result<Client> {
-        let script = Script { congestion: Some(congestion.name()), ..Script::opener(1).deadline(LIMIT) };
+    pub fn connect(to: SocketAddr, target: Option<SocketAddr>, congestion: &'static str) -> io::Result<Client> {
+        let script = Script { congestion: Some(congestion), ..Script::opener(1).deadline(LIMIT) };
         let stream = match target {
             Some(target) => socks5_connect(to, target, &script)?,
             None => connect(to, &script)?,
         };
-        Ok(Client { peer: Peer::new(stream, BLOCK)?, host: to })
+        Ok(Client { peer: Peer::new(stream)?, host: to })
     }
 
     /// Transfers an object. Returns when its last byte has arrived, for an upload as far as the client can tell, or `None` if
     /// it has not by the deadline; then the connection is of no further use.
-    pub fn transfer(&mut self, direction: Direction, size: u64, deadline: Instant) -> io::Result<Option<Instant>> {
-        self.peer.deadline = Some(deadline);
-        let done = match direction {
-            Direction::Down => self.get(size),
-            Direction::Up => self.put(size),
-        };
-        match done {
+    pub fn transfer(&mut self, up: bool, size: u64, deadline: Instant) -> io::Result<Option<Instant>> {
+        self.peer.from.get_mut().deadline = Some(deadline);
+        match if up { self.put(size) } else { self.get(size) } {
             Err(e) if Instant::now() >= deadline && is_timeout(&e) => Ok(None),
             other => other.map(|()| Some(Instant::now())),
         }
@@ -247,7 +225,7 @@ impl Client {
 
     /// What the kernel has counted for this connection.
     pub fn facts(&self) -> SenderFacts {
-        sender_facts(&self.peer.stream).unwrap_or_default()
+        sender_facts(&self.peer.from.get_ref().stream).unwrap_or_default()
     }
 }
 
@@ -271,44 +249,41 @@ fn content_length(head: &str) -> io::Result<u64> {
     }
 }
 
-/// A connection, with the bytes that were read and not used yet: those of the block in `from..until`.
+/// A connection.
 struct Peer {
-    stream: TcpStream,
-    block: Vec<u8>,
-    from: usize,
-    until: usize,
+    from: BufReader<Timed>,
     /// Number of bytes compared at each end of a read.
     look: usize,
+}
+
+/// A socket whose calls end by a deadline.
+struct Timed {
+    stream: TcpStream,
     deadline: Option<Instant>,
 }
 
 impl Peer {
     /// Over a long path.
-    fn new(stream: TcpStream, block: usize) -> io::Result<Peer> {
+    fn new(stream: TcpStream) -> io::Result<Peer> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(3 * LIMIT))?;
         stream.set_write_timeout(Some(3 * LIMIT))?;
-        Ok(Peer { stream, block: vec![0; block], from: 0, until: 0, look: usize::MAX, deadline: None })
+        Ok(Peer::reading(stream, BLOCK))
+    }
+
+    fn reading(stream: TcpStream, block: usize) -> Peer {
+        Peer { from: BufReader::with_capacity(block, Timed { stream, deadline: None }), look: usize::MAX }
     }
 
     /// Reads a head; `None` if the connection has ended before it.
     fn head(&mut self) -> io::Result<Option<String>> {
-        const END: &[u8] = b"\r\n\r\n";
+        let mut head = String::new();
         loop {
-            let filled = &self.block[self.from..self.until];
-            if let Some(at) = filled.windows(END.len()).position(|w| w == END) {
-                let end = at + END.len();
-                let head = String::from_utf8_lossy(&filled[..end]).into_owned();
-                self.from += end;
-                return Ok(Some(head));
-            }
-            if filled.len() > HEAD {
-                return Err(wrong("a head without an end"));
-            }
-            let empty = filled.is_empty();
-            match self.read(usize::MAX)? {
-                0 if empty => return Ok(None),
+            match self.from.by_ref().take(HEAD).read_line(&mut head)? {
+                0 if head.is_empty() => return Ok(None),
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                _ if head.ends_with("\r\n\r\n") => return Ok(Some(head)),
+                _ if head.len() as u64 > HEAD => return Err(wrong("a head without an end")),
                 _ => {}
             }
         }
@@ -317,29 +292,31 @@ impl Peer {
     /// Reads and checks the bytes of a body from `at` to `until`. Returns the position.
     fn receive(&mut self, size: u64, mut at: u64, until: u64) -> io::Result<u64> {
         while at < until {
-            let most = usize::try_from(until - at).unwrap_or(usize::MAX);
-            if self.from == self.until && self.read(most)? == 0 {
+            let part = self.from.fill_buf()?;
+            if part.is_empty() {
                 return Err(io::Error::other(format!("{at} of {size} bytes arrived")));
             }
-            let part = &self.block[self.from..self.until.min(self.from.saturating_add(most))];
+            let part = &part[..part.len().min(usize::try_from(until - at).unwrap_or(usize::MAX))];
             let edge = self.look.min(part.len());
             let tail = (part.len() - edge).max(edge);
             for (offset, some) in [(0, &part[..edge]), (tail, &part[tail..])] {
                 pattern::check(size, at + offset as u64, some).map_err(|m| io::Error::other(m.to_string()))?;
             }
-            self.from += part.len();
-            at += part.len() as u64;
+            let n = part.len();
+            self.from.consume(n);
+            at += n as u64;
         }
         Ok(at)
     }
 
     /// Sends a head and a body of this size.
     fn send(&mut self, head: &str, size: u64) -> io::Result<()> {
+        let Timed { stream, deadline } = self.from.get_mut();
         let mut out = head.as_bytes().to_vec();
         let mut at = 0;
         loop {
-            self.limit(TcpStream::set_write_timeout)?;
-            self.stream.write_all(&out)?;
+            limit(*deadline, |left| stream.set_write_timeout(left))?;
+            stream.write_all(&out)?;
             let n = (size - at).min(BLOCK as u64);
             if n == 0 {
                 return Ok(());
@@ -349,31 +326,21 @@ impl Peer {
             at += n;
         }
     }
+}
 
-    /// Reads at most so many bytes, as far as the block has room.
-    fn read(&mut self, most: usize) -> io::Result<usize> {
-        self.limit(TcpStream::set_read_timeout)?;
-        if self.from == self.until {
-            (self.from, self.until) = (0, 0);
-        }
-        if self.until == self.block.len() {
-            self.block.copy_within(self.from.., 0);
-            (self.from, self.until) = (0, self.until - self.from);
-        }
-        let end = self.block.len().min(self.until.saturating_add(most));
-        let n = self.stream.read(&mut self.block[self.until..end])?;
-        self.until += n;
-        Ok(n)
+impl Read for Timed {
+    fn read(&mut self, block: &mut [u8]) -> io::Result<usize> {
+        limit(self.deadline, |left| self.stream.set_read_timeout(left))?;
+        self.stream.read(block)
     }
+}
 
-    /// Limits the next call to the time that is left.
-    fn limit(&self, set: fn(&TcpStream, Option<Duration>) -> io::Result<()>) -> io::Result<()> {
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        match left {
-            None => Ok(()),
-            Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
-            left => set(&self.stream, left),
-        }
+/// Limits the next call to the time that is left.
+fn limit(deadline: Option<Instant>, set: impl FnOnce(Option<Duration>) -> io::Result<()>) -> io::Result<()> {
+    match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+        None => Ok(()),
+        Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
+        left => set(left),
     }
 }
 
@@ -394,15 +361,15 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let at = listener.local_addr().unwrap();
         let server = Server::start(vec![listener]).unwrap();
-        server.set_congestion(Congestion::Reno).unwrap();
-        let mut client = Client::connect(at, None, Congestion::Reno).unwrap();
+        server.set_congestion("reno").unwrap();
+        let mut client = Client::connect(at, None, "reno").unwrap();
         let deadline = Instant::now() + LIMIT;
         for size in [1, 1000, 300_001] {
-            assert!(client.transfer(Direction::Down, size, deadline).unwrap().is_some());
-            assert!(client.transfer(Direction::Up, size, deadline).unwrap().unwrap() >= server.uploaded().unwrap());
+            assert!(client.transfer(false, size, deadline).unwrap().is_some());
+            assert!(client.transfer(true, size, deadline).unwrap().unwrap() >= server.uploaded().unwrap());
         }
         client.read_slowly(100_000, 10_000_000).unwrap();
-        assert_eq!(client.transfer(Direction::Down, 1, Instant::now()).unwrap(), None, "too late");
+        assert_eq!(client.transfer(false, 1, Instant::now()).unwrap(), None, "too late");
         assert_eq!(server.facts().timeouts, 0);
         let mut quick = Client::near(at).unwrap();
         for size in [0, 1, 63, 64, 65, 1_000_000] {

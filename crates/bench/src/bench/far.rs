@@ -5,11 +5,11 @@ use super::{
     Result,
     ends::{Client, Server},
     network::{PORT, listen},
-    peers::Peer,
+    peers::{Peer, haproxy},
     variant::Variant,
     venue::Venue,
 };
-use crate::cell::{Cell, Place, Protocol};
+use crate::cell::{Cell, Protocol};
 use longsplice_lab::{
     Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape, process::wait_for, topology,
 };
@@ -71,15 +71,15 @@ impl Far {
 
     /// Makes the network that of a cell. Connections that exist are closed by the server.
     pub fn prepare(&self, cell: &Cell) -> Result<()> {
-        if cell.distance.place == Place::Thirds && self.lab.second.is_none() {
-            return Err(format!("{}: `wan` has two links; use `tpot`, or write c, s or b", cell.distance).into());
+        if cell.place == 't' && self.lab.second.is_none() {
+            return Err(format!("{}: `wan` has two links; use `tpot`, or write c, s or b", cell.label).into());
         }
         if self.ends.server.hang_up() {
             thread::sleep(HANGING_UP);
         }
         self.ends.server.set_congestion(cell.congestion)?;
         for forwarder in [&self.lab.forwarder].into_iter().chain(&self.lab.second) {
-            forwarder.sysctl("net.ipv4.tcp_congestion_control", cell.congestion.of_forwarder())?;
+            forwarder.sysctl("net.ipv4.tcp_congestion_control", cell.congestion_of_forwarder())?;
         }
         for (way, link) in &self.ends.links {
             link.change(impairment(cell, *way))?;
@@ -103,7 +103,7 @@ impl Far {
 
     /// Connects as the cell says. Must be called in the client's namespace.
     pub fn connect(&self, cell: &Cell) -> io::Result<Client> {
-        let family = cell.version.family();
+        let family = cell.family;
         let server = topology::SERVER.port(family, PORT);
         if self.variant.to_server() {
             return Client::connect(server, None, cell.congestion);
@@ -170,7 +170,7 @@ pub struct Record {
 
 /// The impairment of one direction of a link.
 fn impairment(cell: &Cell, way: LinkDirection) -> Impair {
-    let [client, server, between] = cell.distance.shares();
+    let [client, server, between] = cell.shares();
     let share = match way {
         LinkDirection::FromClient | LinkDirection::ToClient => client,
         LinkDirection::FromServer | LinkDirection::ToServer => server,
@@ -178,7 +178,7 @@ fn impairment(cell: &Cell, way: LinkDirection) -> Impair {
     };
     Impair {
         // There and back.
-        delay: Duration::from_millis(cell.distance.ms.into()).mul_f64(share / 2.0),
+        delay: Duration::from_millis(cell.ms.into()).mul_f64(share / 2.0),
         loss: cell.loss / 100.0 * share,
         rate_bytes_per_s: Some(RATE),
         queue: QUEUE,
@@ -245,35 +245,28 @@ fn translucent_config(variant: Variant) -> String {
     }
 }
 
-/// The configuration of HAProxy.
+/// The configuration of HAProxy: the plug and the reverse proxy, each for both IP versions.
 fn haproxy_config() -> String {
-    let mut text =
-        "global\n  maxconn 4096\ndefaults\n  option splice-auto\n  http-reuse always\n  timeout connect 5s\n  \
-                    timeout client 60s\n  timeout server 60s\n"
-            .to_owned();
-    for family in Family::BOTH {
-        for (mode, port) in [("tcp", PORT), ("http", HTTP_PORT)] {
-            let own = topology::FORWARDER_TO_CLIENT.port(family, port);
-            let server = topology::SERVER.port(family, PORT);
-            text += &format!("listen {mode}{family:?}\n  mode {mode}\n  bind {own}\n  server bench {server}\n");
-        }
-    }
-    text
+    let all = Family::BOTH.map(|family| {
+        let own = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
+        ([topology::SERVER.port(family, PORT)], own(PORT), own(HTTP_PORT))
+    });
+    let listeners = all.iter().flat_map(|(to, tcp, http)| [("tcp", *tcp, &to[..]), ("http", *http, &to[..])]);
+    haproxy(&listeners.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cell::Distance;
 
     #[test]
     fn links_have_their_share_of_the_path() {
-        let cell = |place| Cell { distance: Distance { place, ms: 100 }, loss: 2.0, ..Cell::BASE };
-        let far = impairment(&cell(Place::Client), LinkDirection::ToClient);
+        let cell = |place| format!("{place}100, 1 MB, bbr, 2 % lost").parse::<Cell>().unwrap();
+        let far = impairment(&cell('c'), LinkDirection::ToClient);
         assert_eq!((far.delay, far.loss, far.rate_bytes_per_s), (Duration::from_millis(50), 0.02, Some(RATE)));
-        let near = impairment(&cell(Place::Client), LinkDirection::FromServer);
+        let near = impairment(&cell('c'), LinkDirection::FromServer);
         assert_eq!((near.delay, near.loss, near.rate_bytes_per_s), (Duration::ZERO, 0.0, Some(RATE)));
-        let half = impairment(&cell(Place::Both), LinkDirection::ToServer);
+        let half = impairment(&cell('b'), LinkDirection::ToServer);
         assert_eq!((half.delay, half.loss), (Duration::from_millis(25), 0.01));
     }
 

@@ -4,12 +4,12 @@
 //! To add a way of forwarding, add a [`Variant`] and its case in [`Venue::set`].
 
 use super::{
-    Bench, Result, conntrack,
+    Bench, Result,
+    limits::{self, Raised},
     machine::Watch,
     network,
-    results::{Case, Run},
+    results::{Run, Section, plural},
     segment::on_one_cpu,
-    subject::Subject,
     variant::Variant,
     venue::{Venue, load_rules, ruleset},
 };
@@ -47,14 +47,13 @@ const SCALE: u8 = 14;
 const AHEAD: u32 = 1 << 30;
 
 /// Measures all numbers of flows, with the rounds interleaved.
-pub fn measure(bench: &Bench, flows: &[u32]) -> Result<Vec<Case>> {
-    on_one_cpu(|| flows.iter().map(|flows| case(bench, *flows)).collect())
-}
-
-fn case(bench: &Bench, flows: u32) -> Result<Case> {
-    let subject = Subject::Flood { flows };
-    let mut venues = bench.venues(&VARIANTS, |v| Flooded::flooded(v, flows))?;
-    bench.rounds(subject, &VARIANTS, |v| venues.of_mut(v)?.flood(bench.seconds))
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
+    let case = |flows: &u32| {
+        let mut venues = bench.venues(&VARIANTS, |v| Flooded::flooded(v, *flows))?;
+        let row = plural((*flows).into(), "flow");
+        bench.rounds(Section::Flood, &row, &VARIANTS, |v| venues.of_mut(v)?.flood(bench.seconds))
+    };
+    on_one_cpu(|| bench.args.flows.iter().try_for_each(case))
 }
 
 /// Address translation like a plug: packets to the proxy's address go to the server. Unlike masquerading, it keeps the
@@ -74,7 +73,7 @@ type Flooded = Venue<Generator>;
 struct Generator {
     flood: Flood,
     datapath: Option<Datapath>,
-    _room: Option<conntrack::Room>,
+    _room: Option<Raised>,
 }
 
 impl Flooded {
@@ -97,7 +96,7 @@ impl Flooded {
             }
             Variant::Nat => {
                 load_rules(lab, &translation())?;
-                room = Some(conntrack::Room::for_connections(&lab.forwarder, flows)?);
+                room = Some(Raised::for_tracked(&lab.forwarder, flows)?);
             }
             routed => ruleset(routed).map_or(Ok(()), |rules| load_rules(lab, &rules))?,
         }
@@ -121,7 +120,7 @@ impl Flooded {
         let began = Instant::now();
         loop {
             let run = self.ends.flood.run(WARM_UP)?;
-            let known = conntrack::tracked(&self.lab.forwarder)?;
+            let known = limits::tracked(&self.lab.forwarder)?;
             if known >= enough {
                 return Ok(());
             }

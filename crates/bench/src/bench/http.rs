@@ -6,10 +6,9 @@ use super::{
     counters::Flows,
     ends::Client,
     machine::{Cost, together},
-    results::{Case, Figure, Run},
+    results::{Figure, Run, Section, size},
     segment::on_one_cpu,
     site::{Files, Site, VARIANTS, config, origin_config},
-    subject::Subject,
     threshold,
     variant::Variant,
 };
@@ -22,7 +21,7 @@ use std::{
 /// Reply sizes, and the number of connections for each: with large replies two keep the machine busy.
 const SIZES: [(u64, usize); 4] = [(1 << 10, 16), (64 << 10, 16), (1 << 20, 8), (100 << 20, 2)];
 /// Sizes at which splicing may start to pay.
-pub const BODIES: [u64; 9] = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+const BODIES: [u64; 9] = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
 /// Length of one run, as a fraction of a transfer: one size, one variant, one round.
 const SHARE: f64 = 0.6;
 const BODIES_SHARE: f64 = 0.2;
@@ -39,26 +38,26 @@ fn arguments(variant: Variant) -> &'static [&'static str] {
 }
 
 /// Measures all sizes and variants.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
     if !bench.has(Variant::Nginx) || !bench.has(Variant::Haproxy) {
         bench.leave_out("HTTP: nginx is the server, and HAProxy what all is compared with".into());
-        return Ok(Vec::new());
+        return Ok(());
     }
     let files = Files::make(&SIZES.map(|(bytes, _)| bytes))?;
     let sites = bench.venues(&VARIANTS, |v| Site::set(v, arguments(v), &files))?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     let case = |(bytes, connections)| {
-        bench.rounds(Subject::Http { bytes }, &VARIANTS, |v| {
+        bench.rounds(Section::Http, &size(bytes), &VARIANTS, |v| {
             run(sites.of(v)?, bytes, connections, length, |count, cost| Run::rate(v, cost, count))
         })
     };
-    SIZES.into_iter().map(case).collect()
+    SIZES.into_iter().try_for_each(case)
 }
 
 /// Measures bodies spliced at once and copied, with everything on one CPU.
-pub fn bodies(bench: &Bench) -> Result<Vec<Case>> {
+pub fn bodies(bench: &Bench<'_>) -> Result<()> {
     if !bench.has(Variant::Nginx) {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let files = Files::make(&BODIES)?;
     on_one_cpu(|| {
@@ -66,12 +65,14 @@ pub fn bodies(bench: &Bench) -> Result<Vec<Case>> {
         let sites = bench.venues(&threshold::VARIANTS, |v| Site::set(v, &["--splice", when(v)], &files))?;
         let length = Duration::from_secs_f64(bench.seconds * BODIES_SHARE);
         let case = |bytes| {
-            bench.rounds_of(bench.rounds * threshold::ROUNDS, Subject::Body { bytes }, &threshold::VARIANTS, |v| {
+            threshold::rounds(bench, Section::Body, bytes, |v| {
                 run(sites.of(v)?, bytes, 1, length, |count, cost| Run::each(v, cost, count))
             })
         };
-        BODIES.into_iter().map(case).collect()
-    })
+        BODIES.into_iter().try_for_each(case)
+    })?;
+    threshold::say(bench, Section::Body, "Splicing a body", "splice bodies from", &BODIES);
+    Ok(())
 }
 
 fn run(

@@ -5,13 +5,11 @@ use super::{
     Bench, Result,
     machine::{Watch, number, tree},
     network::Packets,
-    results::{Case, Figure, Line, Run},
-    stats::Spread,
-    subject::{Map, Subject},
+    results::{Figure, Run, Section},
     variant::Variant,
     venue::{Near, Pair},
 };
-use longsplice_datapath::{MapSize, map_size};
+use longsplice_datapath::map_size;
 use longsplice_lab::Namespace;
 use std::{
     fs,
@@ -51,25 +49,28 @@ const CACHES: [&str; 6] = ["TCP", "sock_inode_cache", "filp", "dentry", "eventpo
 const PAGE: f64 = 4096.0;
 
 /// Measures processes and sockets, and tables.
-pub fn measure(bench: &Bench) -> Result<(Case, Vec<Line>)> {
-    let mut tables = Vec::new();
-    let case = bench.rounds_of(1, Subject::Memory, &VARIANTS, |v| {
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
+    bench.some_rounds(1, Section::Memory, "", &VARIANTS, |v| {
         let venue = Near::set(v, Packets::Large)?;
         if v == Variant::Spliced {
-            let all = [Map::Paths4, Map::Paths6, Map::Legs];
-            tables = all.into_iter().map(|map| table(&venue, map)).collect::<Result<_>>()?;
+            bench.results().words.insert(Section::Memory, tables(&venue)?);
         }
         held(&venue)
-    })?;
-    Ok((case, tables))
+    })
 }
 
-fn table(venue: &Near, map: Map) -> Result<Line> {
-    let subject = Subject::Table { map };
-    let pin = venue.pinned().join(subject.label());
-    let size: MapSize = map_size(&pin).map_err(|e| format!("pinned map {}: {e}", subject.label()))?;
-    let figures = [(Figure::Tables, size.bytes), (Figure::Entries, size.entries)];
-    Ok(Line::of(subject, venue.variant, figures.map(|(figure, n)| (figure, Spread::of([n as f64])))))
+/// What a flow takes in the tables of the data path: an entry for each direction, and before the release a record for each side.
+fn tables(venue: &Near) -> Result<String> {
+    let per = |map: &str| -> Result<f64> {
+        let size = map_size(&venue.pinned().join(map)).map_err(|e| format!("pinned map {map}: {e}"))?;
+        Ok(size.bytes as f64 / size.entries.max(1) as f64)
+    };
+    let (path, leg) = (per("paths4")?, per("legs")?);
+    Ok(format!(
+        "Tables of the data path, allocated at the start: {:.0} bytes per released IPv4 flow, {:.0} per parked one.",
+        2.0 * path,
+        2.0 * (path + leg)
+    ))
 }
 
 /// Measures one variant.

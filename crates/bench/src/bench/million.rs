@@ -1,78 +1,192 @@
-//! A million simultaneous connections, all spliced and released: the memory of
-//! each, whether they still carry data, and the cost of a look-up among so many.
-//!
-//! [`venue`] is the proxy in its network, [`hosts`] are the threads that play client and server, and [`ends`] are their
-//! parts: each connection starts with its number, by which the server's end is found again.
-
-mod ends;
-mod hosts;
-mod venue;
+//! A million simultaneous connections, all spliced and released: the memory of each, whether they still carry data, and the
+//! cost of a look-up among so many. Every wait has a time limit.
 
 use super::{
     Bench, Result,
+    limits::Raised,
     machine::number,
     memory::resident,
-    results::{Figure, Line},
-    stats::Spread,
-    subject::Subject,
+    network::{PATIENCE, Packets, lab},
+    results::{Figure, Line, Section},
+    segment::on_one_cpu,
     variant::Variant,
+    venue::{OURS, Venue},
 };
-use hosts::Hosts;
-use nix::sys::resource::{Resource, getrlimit};
-use std::{fs, time::Instant};
-use venue::Venue;
+use longsplice::Ask;
+use longsplice_datapath::map_size;
+use longsplice_engine::FlowState;
+use longsplice_lab::{Family, process::wait_for, topology};
+use nix::{
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, setsockopt, socket,
+            sockopt,
+        },
+        time::{TimeVal, TimeValLike},
+    },
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    collections::VecDeque,
+    fs, io,
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    ops::Range,
+    os::fd::{AsFd, AsRawFd},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Number of connections opened first: look-ups among a million are
 /// compared with look-ups among these. Memory is measured from here on.
 const FEW: usize = 1000;
+/// Connections opened between two looks for an interrupt.
+const STEP: usize = 50_000;
+/// Descriptors that the program has beside those of the connections.
+const OTHERS: u64 = 1000;
+/// Ports used per client address, and the first of them.
+const PER_CLIENT: usize = 50_000;
+const FIRST_PORT: u16 = 10_000;
+/// Connections to one port of the server, from all source addresses: fewer than these have ports.
+const PER_SERVER: usize = 200_000;
+const SOURCES: u8 = 4;
+/// First port of listeners and servers.
+const PORT: u16 = 7000;
+/// Connections that may wait in the server's accept queue: the kernel's default limit.
+const BACKLOG: i32 = 4096;
+/// Connections by which the client may be ahead of the server: few enough
+/// that no SYN is dropped, since a retransmission would take seconds.
+const AHEAD: usize = 1000;
+/// Connections accepted and not yet read from.
+const PENDING: usize = 256;
+/// Time limit for waits that involve a list of a million flows.
+const LONG: Duration = Duration::from_secs(120);
 
 /// Opens the connections in two steps, and measures.
-pub fn measure(bench: &Bench, connections: usize) -> Result<Line> {
-    let per_table = per_table()?;
-    let venue = Venue::for_connections(connections)?;
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
+    let connections = bench.args.connections as usize;
+    let (mut raised, descriptors) = (Raised::default(), 2 * connections as u64 + OTHERS);
+    if descriptors > getrlimit(Resource::RLIMIT_NOFILE)?.0 {
+        raised.raise("fs/nr_open", descriptors)?;
+        let set = setrlimit(Resource::RLIMIT_NOFILE, descriptors, descriptors);
+        set.map_err(|e| format!("{descriptors} descriptors: {e}"))?;
+    }
+    let venue = venue(connections)?;
     let few = FEW.min(connections / 2);
     let rounds = (connections / 100).max(100);
-    let mut hosts = Hosts::start(&venue, connections, per_table)?;
-    hosts.open(bench, 0..few)?;
-    let mut dice = 1;
-    let mut draw = |n: usize| (0..rounds).map(|_| (random(&mut dice) % n as u64) as usize).collect::<Vec<_>>();
-    venue.wait_released()?;
-    hosts.ping(&draw(few))?; // warms everything up
-    let micros_few = hosts.ping(&draw(few))?;
+    let mut ends = Ends::listen(&venue, connections)?;
+    let mut dice = SmallRng::seed_from_u64(1);
+    let mut draw = |n: usize| (0..rounds).map(|_| dice.random_range(0..n)).collect::<Vec<_>>();
+    ends.open(&venue, 0..few)?;
+    wait_released(&venue)?;
+    ends.ping(&draw(few))?; // warms everything up
+    let micros_few = ends.ping(&draw(few))?;
     let (resident_few, slab_few) = (held(&venue), slab()?);
 
     let began = Instant::now();
-    hosts.open(bench, few..connections)?;
+    for from in (few..connections).step_by(STEP) {
+        bench.check()?;
+        bench.say(&format!("million: {from} connections"));
+        ends.open(&venue, from..connections.min(from + STEP))?;
+    }
     let seconds = began.elapsed().as_secs_f64();
-    venue.wait_released()?;
+    wait_released(&venue)?;
     let (resident, slab) = (held(&venue), slab()?);
-    bench.say(&format!("{connections} connections are open: {:.0} MB resident", resident / 1e6));
-    let micros_all = hosts.ping(&draw(connections))?;
+    let micros_all = ends.ping(&draw(connections))?;
     let each = |after: f64, before: f64| (after - before).max(0.0) / (connections - few) as f64;
-    let figures = [
-        (Figure::Value, (connections - few) as f64 / seconds),
-        (Figure::Process, each(resident, resident_few)),
-        (Figure::Resident, resident),
-        (Figure::Tables, venue.tables()? as f64 / venue.ends as f64),
-        (Figure::Slab, each(slab, slab_few)),
-        (Figure::Checked, rounds as f64),
-        (Figure::MicrosFew, micros_few),
-        (Figure::MicrosAll, micros_all),
+    let rows = [
+        ("connections", connections as f64),
+        ("opened per second, hosts included", (connections - few) as f64 / seconds),
+        ("resident in the process, bytes per connection", each(resident, resident_few)),
+        ("resident in the process, MB", resident / 1e6),
+        ("tables of the data path, bytes per flow", tables(&venue)? as f64 / venue.ends as f64),
+        ("kernel memory of both hosts' sockets, bytes per connection", each(slab, slab_few)),
+        ("of them drawn at random, with all bytes right", rounds as f64),
+        ("round trip, drawn from the first few, microseconds on one CPU", micros_few),
+        ("round trip, drawn from all, microseconds on one CPU", micros_all),
     ];
-    let subject = Subject::Million { connections: connections as u64 };
-    Ok(Line::of(subject, Variant::Released, figures.map(|(figure, n)| (figure, Spread::of([n])))))
+    let line = |(row, n)| Line::of(Section::Million, row, Variant::Released, [(Figure::Value, Some(n))]);
+    bench.results().lines.extend(rows.map(line));
+    Ok(())
 }
 
-fn held(venue: &Venue) -> f64 {
+/// The proxy in its network. Its ends are the number of flows that fit in its tables.
+type Many = Venue<usize>;
+
+fn venue(connections: usize) -> Result<Many> {
+    let mut venue = Venue::new(Variant::Released, lab(Packets::Large, false)?)?;
+    let forwarder = venue.lab.forwarder.clone();
+    for i in 0..connections.div_ceil(PER_CLIENT) {
+        venue.lab.client.execute("ip", &["addr", "add", &format!("{}/24", client_address(i)), "dev", "c0"])?;
+    }
+    let sources: Vec<String> = (0..SOURCES).map(|i| format!("10.77.2.{}", 100 + i)).collect();
+    for source in &sources {
+        forwarder.execute("ip", &["addr", "add", &format!("{source}/24"), "dev", venue.lab.server_device()])?;
+    }
+    let mut config = format!("source_ports = \"1024-65535\"\nsource = {:?}\n", sources);
+    for i in 0..connections.div_ceil(PER_SERVER) {
+        config += &format!(
+            "[[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"{}\"\npolicy = {{ release_after = 0.001 }}\n\
+             limits = {{ connections_per_client = {connections} }}\n",
+            front(i),
+            server(i)
+        );
+    }
+    let room = connections + connections / 20 + FEW;
+    venue.longsplice(&forwarder, OURS, &config, &["--splice", "at-once", "--max-flows", &room.to_string()])?;
+    Ok(venue.with(room))
+}
+
+/// An otherwise unused client address in the lab's network.
+fn client_address(i: usize) -> IpAddr {
+    Ipv4Addr::new(10, 77, 1, 100 + i as u8).into()
+}
+
+/// Address of listener and server number `i`.
+fn front(i: usize) -> SocketAddr {
+    topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT + i as u16)
+}
+
+fn server(i: usize) -> SocketAddr {
+    topology::SERVER.port(Family::V4, PORT + i as u16)
+}
+
+/// Waits until all flows are released.
+fn wait_released(venue: &Many) -> Result<()> {
+    let mut control = venue.control(OURS)?;
+    let mut one = |state| -> Result<Option<String>> {
+        let answer = control.ask(Ask::Ls { after: 0, limit: Some(1), state: Some(state) })?;
+        Ok(answer.get("flows").and_then(|f| f.get(0)).map(ToString::to_string))
+    };
+    let mut last = None;
+    let released = wait_for(LONG, || {
+        for state in [FlowState::Copying, FlowState::Draining, FlowState::Spliced] {
+            match one(state) {
+                Ok(None) => {}
+                Ok(flow) => {
+                    last = flow;
+                    return None;
+                }
+                Err(e) => return Some(Err(e)),
+            }
+        }
+        Some(Ok(()))
+    });
+    released.unwrap_or_else(|| Err(format!("a flow was not released: {}", last.unwrap_or_default()).into()))
+}
+
+/// Bytes of all pinned maps, as accounted for by the kernel.
+fn tables(venue: &Many) -> Result<u64> {
+    // pins that are not maps are links, which take next to nothing
+    fs::read_dir(venue.pinned())?.map(|entry| Ok(map_size(&entry?.path()).map_or(0, |size| size.bytes))).sum()
+}
+
+fn held(venue: &Many) -> f64 {
     venue.pid().map_or(0.0, resident)
-}
-
-/// Returns the number of ends that fit in
-/// a descriptor table, beside the descriptors that every program has open.
-fn per_table() -> Result<usize> {
-    const OTHERS: u64 = 256;
-    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    Ok(usize::try_from(limit.saturating_sub(OTHERS).clamp(100, 200_000))?)
 }
 
 fn slab() -> Result<f64> {
@@ -80,10 +194,144 @@ fn slab() -> Result<f64> {
     Ok(number(&info, "Slab").ok_or("no Slab in /proc/meminfo")? as f64 * 1024.0)
 }
 
-/// splitmix64.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// Both ends of all connections, each at the place of its number, which it starts with.
+struct Ends {
+    listeners: Vec<TcpListener>,
+    clients: Vec<TcpStream>,
+    servers: Vec<Option<TcpStream>>,
+}
+
+impl Ends {
+    /// Starts the listeners.
+    fn listen(venue: &Many, connections: usize) -> Result<Ends> {
+        let servers = connections.div_ceil(PER_SERVER);
+        let listeners: io::Result<Vec<TcpListener>> =
+            venue.lab.server.run(|| (0..servers).map(|i| TcpListener::bind(server(i))).collect());
+        let listeners = listeners?;
+        for l in &listeners {
+            l.set_nonblocking(true)?;
+            endure(l)?; // accepted sockets inherit it
+            listen(l, Backlog::new(BACKLOG)?)?;
+        }
+        Ok(Ends { listeners, clients: Vec::new(), servers: (0..connections).map(|_| None).collect() })
+    }
+
+    /// Opens connections.
+    fn open(&mut self, venue: &Many, range: Range<usize>) -> Result<()> {
+        let (accepted, until) = (AtomicUsize::new(range.start), range.end);
+        let Ends { listeners, clients, servers } = self;
+        let (opened, server) = thread::scope(|scope| {
+            let server = scope.spawn(|| accept(listeners, servers, until, &accepted).map_err(|e| e.to_string()));
+            let opened = venue
+                .lab
+                .client
+                .run(|| range.map(|k| open(k, &accepted)).collect::<Result<Vec<_>>>().map_err(|e| e.to_string()));
+            (opened, server.join())
+        });
+        // If one fails, the other soon fails, too.
+        clients.extend(opened?);
+        Ok(server.map_err(|_| "the server panicked")??)
+    }
+
+    /// Measures round trips over these connections. Returns the average in microseconds.
+    fn ping(&self, list: &[usize]) -> Result<f64> {
+        let seconds = thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let echo = |k: &usize| {
+                    let mut s = self.servers[*k].as_ref().ok_or("a connection that never came")?;
+                    expect(s, *k)?;
+                    Ok(s.write_all(&block(*k))?)
+                };
+                on_one_cpu(|| list.iter().try_for_each(echo)).map_err(|e| e.to_string())
+            });
+            let client = scope.spawn(|| {
+                let began = Instant::now();
+                let ping = |k: &usize| {
+                    let mut s = &self.clients[*k];
+                    s.write_all(&block(*k))?;
+                    expect(s, *k)
+                };
+                on_one_cpu(|| list.iter().try_for_each(ping)).map_err(|e| e.to_string())?;
+                Ok::<f64, String>(began.elapsed().as_secs_f64())
+            });
+            let seconds = client.join().map_err(|_| "the client panicked")??;
+            server.join().map_err(|_| "the server panicked")??;
+            Ok::<f64, String>(seconds)
+        })?;
+        Ok(seconds * 1e6 / list.len() as f64)
+    }
+}
+
+/// Opens a connection, once the server is not too far behind. Must be called in the client's namespace.
+fn open(k: usize, accepted: &AtomicUsize) -> Result<TcpStream> {
+    let behind = || (k <= accepted.load(Relaxed) + AHEAD).then_some(());
+    if behind().is_none() {
+        wait_for(PATIENCE, behind)
+            .ok_or_else(|| format!("the server has only {} connections", accepted.load(Relaxed)))?;
+    }
+    let local = SocketAddr::new(client_address(k / PER_CLIENT), FIRST_PORT + (k % PER_CLIENT) as u16);
+    let s = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    endure(&s)?;
+    bind(s.as_raw_fd(), &SockaddrStorage::from(local))?;
+    connect(s.as_raw_fd(), &SockaddrStorage::from(front(k / PER_SERVER)))
+        .map_err(|e| format!("connection {k}: {e}"))?;
+    let mut s = TcpStream::from(s);
+    s.write_all(&(k as u64).to_ne_bytes())?;
+    Ok(s)
+}
+
+/// Accepts connections up to this number.
+fn accept(
+    listeners: &[TcpListener],
+    ends: &mut [Option<TcpStream>],
+    until: usize,
+    accepted: &AtomicUsize,
+) -> Result<()> {
+    let mut pending = VecDeque::new();
+    while accepted.load(Relaxed) < until {
+        let mut ready: Vec<PollFd<'_>> = listeners.iter().map(|l| PollFd::new(l.as_fd(), PollFlags::POLLIN)).collect();
+        let wait = if pending.is_empty() { PATIENCE } else { Duration::from_millis(1) };
+        if poll(&mut ready, PollTimeout::try_from(wait)?)? == 0 && pending.is_empty() {
+            return Err("no connection arrives at the server".into());
+        }
+        let before = pending.len();
+        for l in listeners {
+            pending.extend(std::iter::from_fn(|| l.accept().ok()).map(|(s, _)| s));
+        }
+        // the numbers of older connections have arrived by now
+        let keep = if pending.len() > before { PENDING } else { 0 };
+        while pending.len() > keep {
+            let Some(mut s) = pending.pop_front() else { break };
+            let mut k = [0; 8];
+            s.read_exact(&mut k).map_err(|e| format!("the number of a connection: {e}"))?;
+            let place = ends.get_mut(usize::try_from(u64::from_ne_bytes(k))?);
+            if place.ok_or("a number that no connection has")?.replace(s).is_some() {
+                return Err("two connections with one number".into());
+            }
+            accepted.fetch_add(1, Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// Sets a time limit for reads, and makes close send a reset: closing
+/// a million connections in order would take as long as opening them.
+fn endure(s: &impl AsFd) -> Result<()> {
+    setsockopt(s, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64))?;
+    setsockopt(s, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
+    Ok(())
+}
+
+/// What a connection carries in a round trip.
+fn block(k: usize) -> [u8; 64] {
+    let mut block = [0; 64];
+    longsplice_lab::pattern::fill(k as u64, 0, &mut block);
+    block
+}
+
+/// Reads data that must be there.
+fn expect(mut from: &TcpStream, k: usize) -> Result<()> {
+    let mut got = [0; 64];
+    from.read_exact(&mut got).map_err(|e| format!("connection {k}: {e}"))?;
+    if got == block(k) { Ok(()) } else { Err(format!("connection {k} has other bytes than were sent").into()) }
 }

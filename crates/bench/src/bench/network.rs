@@ -4,12 +4,16 @@ use super::Result;
 use longsplice::{netns_inode, pin_folder};
 use longsplice_lab::{Family, InOrder, Lab, Namespace, Options, Shape, topology};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
     time::Duration,
 };
 
@@ -22,8 +26,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const START: Duration = Duration::from_secs(60);
 
 /// Packet sizes: whether segments of up to 64 KB pass as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packets {
     /// With segmentation offload.
     Large,
@@ -62,6 +65,44 @@ pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpS
         }
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+/// Serves connections until it is dropped.
+pub struct Acceptor {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Acceptor {
+    /// `many`: with a thread for each connection; otherwise one connection after another. Errors are noticed by the clients.
+    pub fn start(
+        listener: TcpListener,
+        many: bool,
+        serve: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static,
+    ) -> Acceptor {
+        const LOOK: Duration = Duration::from_millis(20);
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = thread::spawn(move || {
+            while !told.load(Relaxed) {
+                let Ok(Some(stream)) = accept(&listener, LOOK) else { continue };
+                let serve = serve.clone();
+                if many {
+                    thread::spawn(move || serve(stream));
+                } else {
+                    let _ = serve(stream);
+                }
+            }
+        });
+        Acceptor { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }
 

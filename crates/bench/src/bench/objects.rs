@@ -4,17 +4,16 @@
 use super::{
     Result,
     machine::{Cost, together},
-    network::{self, PATIENCE},
+    network::{Acceptor, PATIENCE},
     venue::{Dialler, Near},
 };
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{Shutdown, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    thread,
     time::{Duration, Instant},
 };
 
@@ -53,7 +52,7 @@ pub struct Time {
 
 /// Fetches objects. Every client fetches once before the measurement, and at least once during it.
 pub fn fetch(venue: &Near, plan: Plan) -> Result<Fetched> {
-    let _server = Server::start(venue.listener()?, plan.clients > 1);
+    let _server = Acceptor::start(venue.listener()?, plan.clients > 1, serve);
     let (dialler, begun) = (venue.dialler(), Arc::new(AtomicUsize::new(0)));
     let first = move |_| {
         let mut block = vec![0; BLOCK];
@@ -89,40 +88,7 @@ fn one(dialler: &Dialler, bytes: u64, block: &mut [u8]) -> io::Result<Time> {
     }
 }
 
-/// A server that sends as many bytes as requested.
-struct Server {
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Server {
-    /// `many`: with a thread for each connection; otherwise one connection after another.
-    fn start(listener: TcpListener, many: bool) -> Server {
-        const LOOK: Duration = Duration::from_millis(20);
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
-        let thread = thread::spawn(move || {
-            while !told.load(Relaxed) {
-                // Errors are noticed by the client.
-                let Ok(Some(stream)) = network::accept(&listener, LOOK) else { continue };
-                if many {
-                    thread::spawn(move || serve(stream));
-                } else {
-                    let _ = serve(stream);
-                }
-            }
-        });
-        Server { stop, thread: Some(thread) }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        let _ = self.thread.take().map(thread::JoinHandle::join);
-    }
-}
-
+/// Sends as many bytes as requested.
 fn serve(mut stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

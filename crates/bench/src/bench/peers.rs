@@ -2,7 +2,7 @@
 
 use super::network::{PORT, proxy, server};
 use longsplice_lab::topology;
-use std::{path::Path, process::Command};
+use std::{net::SocketAddr, path::Path, process::Command};
 
 /// Debian's path of nginx's stream module; other builds include the module.
 const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
@@ -26,37 +26,30 @@ impl Peer {
     /// All peers.
     pub const ALL: [Peer; 5] = [Peer::Haproxy, Peer::Nginx, Peer::Socat, Peer::Dante, Peer::Nft];
 
-    /// The name as its authors write it.
-    pub fn name(self) -> &'static str {
+    /// The name as its authors write it; Debian's path of the program, which is not in every user's PATH; Debian's packages.
+    fn about(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Peer::Haproxy => "HAProxy",
-            Peer::Nginx => "nginx",
-            Peer::Socat => "socat",
-            Peer::Dante => "Dante",
-            Peer::Nft => "nftables",
+            Peer::Haproxy => ("HAProxy", "/usr/sbin/haproxy", "haproxy"),
+            Peer::Nginx => ("nginx", "/usr/sbin/nginx", "nginx-light libnginx-mod-stream"),
+            Peer::Socat => ("socat", "/usr/bin/socat", "socat"),
+            Peer::Dante => ("Dante", "/usr/sbin/danted", "dante-server"),
+            Peer::Nft => ("nftables", "/usr/sbin/nft", "nftables"),
         }
     }
 
-    /// Debian's path of the program, which is not in every user's PATH.
+    /// The name as its authors write it.
+    pub fn name(self) -> &'static str {
+        self.about().0
+    }
+
+    /// Path of the program.
     pub fn program(self) -> &'static str {
-        match self {
-            Peer::Haproxy => "/usr/sbin/haproxy",
-            Peer::Nginx => "/usr/sbin/nginx",
-            Peer::Socat => "/usr/bin/socat",
-            Peer::Dante => "/usr/sbin/danted",
-            Peer::Nft => "/usr/sbin/nft",
-        }
+        self.about().1
     }
 
     /// Debian's packages.
     pub fn packages(self) -> &'static str {
-        match self {
-            Peer::Haproxy => "haproxy",
-            Peer::Nginx => "nginx-light libnginx-mod-stream",
-            Peer::Socat => "socat",
-            Peer::Dante => "dante-server",
-            Peer::Nft => "nftables",
-        }
+        self.about().2
     }
 
     /// The program's version line; `None` if it is not installed.
@@ -88,10 +81,7 @@ impl Peer {
     pub fn config(self) -> Option<String> {
         let (own, target) = (proxy(), server());
         Some(match self {
-            Peer::Haproxy => format!(
-                "global\n  maxconn 4096\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client \
-                 60s\n  timeout server 60s\nlisten bench\n  bind {own}\n  server bench {target}\n"
-            ),
+            Peer::Haproxy => haproxy(&[("tcp", own, &[target])]),
             Peer::Nginx => format!(
                 "worker_processes auto;\nworker_rlimit_nofile 16384;\nuser root;\ndaemon off;\nerror_log stderr error;\n\
                  events {{ worker_connections 8192; }}\nstream {{ server {{ listen {own}; proxy_pass {target}; }} }}\n"
@@ -110,6 +100,19 @@ impl Peer {
             Peer::Nft => return None,
         })
     }
+}
+
+/// The configuration of HAProxy: listeners with their modes, addresses and servers.
+pub fn haproxy(listeners: &[(&str, SocketAddr, &[SocketAddr])]) -> String {
+    let mut text =
+        "global\n  maxconn 4096\ndefaults\n  option splice-auto\n  http-reuse always\n  timeout connect 5s\n  \
+                    timeout client 60s\n  timeout server 60s\n"
+            .to_owned();
+    for (n, (mode, own, servers)) in listeners.iter().enumerate() {
+        text += &format!("listen bench{n}\n  mode {mode}\n  bind {own}\n");
+        servers.iter().enumerate().for_each(|(n, server)| text += &format!("  server server{n} {server}\n"));
+    }
+    text
 }
 
 #[cfg(test)]

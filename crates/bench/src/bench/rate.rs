@@ -8,10 +8,9 @@ use super::{
     machine::Cost,
     network::Packets,
     objects::{Plan, Time, fetch},
-    results::{Case, Figure, Run},
+    results::{Figure, Run, Section, plural, size},
     segment::on_one_cpu,
     stats::Spread,
-    subject::Subject,
     threshold,
     variant::Variant,
     venue::Near,
@@ -33,7 +32,7 @@ fn run(variant: Variant, plan: Plan, summary: impl FnOnce(&[Time], Cost) -> Opti
 }
 
 /// Measures response times: all sizes at low and high load, the largest at low load only.
-pub fn responses(bench: &Bench) -> Result<Vec<Case>> {
+pub fn responses(bench: &Bench<'_>) -> Result<()> {
     const BYTES: [u64; 6] = [1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20, 100 << 20];
     /// Numbers of clients at low and high load.
     const CLIENTS: [u64; 2] = [1, 32];
@@ -44,7 +43,8 @@ pub fn responses(bench: &Bench) -> Result<Vec<Case>> {
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     let case = |(clients, bytes): (u64, u64)| {
         let plan = Plan { bytes, clients: clients as usize, length, most: OBJECTS };
-        bench.rounds(Subject::Response { bytes, clients }, &VARIANTS, |v| {
+        let row = format!("{}, {}", size(bytes), plural(clients, "client"));
+        bench.rounds(Section::Response, &row, &VARIANTS, |v| {
             run(v, plan, |times, cost| {
                 let count = times.len() as f64;
                 let median = |of: fn(&Time) -> f64| Some(Spread::of(times.iter().map(of))?.median * 1e3);
@@ -58,36 +58,41 @@ pub fn responses(bench: &Bench) -> Result<Vec<Case>> {
         let largest = if clients == 1 { BYTES.len() } else { BYTES.len() - 1 };
         BYTES[..largest].iter().map(move |bytes| (clients, *bytes))
     };
-    CLIENTS.into_iter().flat_map(sizes).map(case).collect()
+    CLIENTS.into_iter().flat_map(sizes).try_for_each(case)
 }
 
 /// Measures connections per second with both sizes.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
     const BYTES: [u64; 2] = [1, 16 << 10];
     const VARIANTS: [Variant; 6] =
         [Variant::IpForward, Variant::Spliced, Variant::Default, Variant::Copy, Variant::Haproxy, Variant::Nginx];
-    BYTES.into_iter().map(|bytes| connections(bench, bytes, &VARIANTS)).collect()
+    BYTES.into_iter().try_for_each(|bytes| connections(bench, bytes, &VARIANTS))
 }
 
 /// Measures connections per second that carry so many bytes: eight clients on all CPUs that open one after another.
-pub fn connections(bench: &Bench, bytes: u64, variants: &[Variant]) -> Result<Case> {
+pub fn connections(bench: &Bench<'_>, bytes: u64, variants: &[Variant]) -> Result<()> {
     let plan = Plan { bytes, clients: 8, length: Duration::from_secs_f64(bench.seconds), most: CONNECTIONS };
-    bench.rounds(Subject::Rate { bytes }, variants, |v| {
+    bench.rounds(Section::Rate, &size(bytes), variants, |v| {
         run(v, plan, |times, cost| Some(Run::rate(v, cost, times.len() as f64)))
     })
 }
 
 /// Measures short transfers of all sizes, copied and spliced, with everything on one CPU.
-pub fn short(bench: &Bench) -> Result<Vec<Case>> {
+pub fn short(bench: &Bench<'_>) -> Result<()> {
+    /// Bytes from server to client: all powers of two where the curves may cross.
+    const SIZES: [u64; 10] =
+        [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
     /// Length of one run, as a fraction of a transfer; the number of connections is limited, too.
     const SHARE: f64 = 0.2;
     const MOST: usize = 1000;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     let case = |bytes| {
         let plan = Plan { bytes, clients: 1, length, most: MOST };
-        bench.rounds_of(bench.rounds * threshold::ROUNDS, Subject::Short { bytes }, &threshold::VARIANTS, |v| {
+        threshold::rounds(bench, Section::Short, bytes, |v| {
             run(v, plan, |times, cost| Some(Run::each(v, cost, times.len() as f64)))
         })
     };
-    on_one_cpu(|| threshold::SIZES.into_iter().map(case).collect())
+    on_one_cpu(|| SIZES.into_iter().try_for_each(case))?;
+    threshold::say(bench, Section::Short, "Splicing", "splice after", &SIZES);
+    Ok(())
 }

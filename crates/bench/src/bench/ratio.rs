@@ -7,34 +7,58 @@ use super::{
     Bench, Result, bulk,
     counters::Device,
     network::Packets,
-    results::{Case, Figure, Line, Results, Run},
+    results::{Figure, Line, Results, Run, Section, plural},
     segment::{self, on_one_cpu},
-    subject::Subject,
     variant::Variant,
     venue::Near,
 };
 use longsplice_lab::{Lab, Namespace};
 
-/// Segments per acknowledgement, as in the paper.
-pub const SEGMENTS: [u64; 3] = [3, 2, 1];
+/// The ratio that is derived only.
+const DERIVED: u64 = 3;
+/// Segments per acknowledgement that are measured; as in the paper, with [`DERIVED`].
 const MEASURED: [u64; 2] = [2, 1];
 /// The variants of the paper, with the router and the most common peer.
-pub const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
+const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
 
 /// Bytes that must have arrived before the client wakes up; meanwhile TCP acknowledges at the set ratio. On one CPU a reader
 /// that never sleeps is always behind, and TCP then acknowledges only what has been read: one segment in ten or twenty.
 const UNREAD: u32 = 1 << 20;
 
 /// Measures all ratios.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
     let case = |segments| {
         let venues = bench.venues(&VARIANTS, |v| Near::set(v, Packets::Mtu))?;
         for venue in venues.all() {
             acknowledge(&venue.lab, segments)?;
         }
-        bench.rounds(Subject::Ratio { segments }, &VARIANTS, |v| run(venues.of(v)?, bench.seconds))
+        bench.rounds(Section::Ratio, &row(segments), &VARIANTS, |v| run(venues.of(v)?, bench.seconds))
     };
-    on_one_cpu(|| MEASURED.into_iter().map(case).collect())
+    on_one_cpu(|| MEASURED.into_iter().try_for_each(case))?;
+    derive(&mut bench.results());
+    Ok(())
+}
+
+fn row(segments: u64) -> String {
+    format!("{segments}:1")
+}
+
+/// Adds what is derived from the cost of segments, to the lines measured, and in lines of its own before them.
+fn derive(results: &mut Results) {
+    let at = results.lines.iter().position(|l| l.section == Section::Ratio).unwrap_or(results.lines.len());
+    let has = VARIANTS.into_iter().filter(|v| results.variants(Section::Segment).contains(v));
+    let more: Vec<Line> = has.map(|v| Line::of(Section::Ratio, &row(DERIVED), v, [])).collect();
+    results.lines.splice(at..at, more);
+    let segments = Results { lines: results.lines_of(Section::Segment).cloned().collect(), ..results.clone() };
+    for line in results.lines.iter_mut().filter(|l| l.section == Section::Ratio) {
+        let ratio = line.row.trim_end_matches(":1").parse().unwrap_or_default();
+        let all = [
+            (Figure::DerivedAlone, derived_alone(&segments, line.variant, ratio)),
+            (Figure::Derived, derived(&segments, line.variant, ratio)),
+            (Figure::DerivedThen, line.get(Figure::PerAck).and_then(|n| derived(&segments, line.variant, n))),
+        ];
+        line.figures.extend(Line::of(line.section, "", line.variant, all).figures);
+    }
 }
 
 /// Sets the ratio. Two is Linux's default. One is set by routes, at the client and where a proxy receives.
@@ -64,16 +88,21 @@ fn run(venue: &Near, seconds: f64) -> Result<Run> {
 }
 
 /// MB/s derived from the costs of Table II, for `segments` large segments and one small one. End hosts included.
-pub fn derived(results: &Results, variant: Variant, segments: f64) -> Option<f64> {
-    throughput(segments, |bytes| results.line(Subject::Segment { bytes }, variant).map(Line::value))
+fn derived(results: &Results, variant: Variant, segments: f64) -> Option<f64> {
+    throughput(segments, |bytes| cost(results, bytes, variant))
 }
 
 /// The same for the forwarder alone: without the cost of two directly connected hosts.
-pub fn derived_alone(results: &Results, variant: Variant, segments: f64) -> Option<f64> {
+fn derived_alone(results: &Results, variant: Variant, segments: f64) -> Option<f64> {
     throughput(segments, |bytes| {
-        let of = |v| results.line(Subject::Segment { bytes }, v).map(Line::value);
-        Some(of(variant)? - of(Variant::Direct)?).filter(|micros| *micros > 0.0)
+        let alone = cost(results, bytes, variant)? - cost(results, bytes, Variant::Direct)?;
+        Some(alone).filter(|micros| *micros > 0.0)
     })
+}
+
+/// The measured cost of a segment, in microseconds.
+pub fn cost(results: &Results, bytes: u64, variant: Variant) -> Option<f64> {
+    results.line(Section::Segment, &plural(bytes, "byte"), variant).map(Line::value)
 }
 
 /// As in the paper, an acknowledgement without data is assumed to cost as much as a segment of one byte.

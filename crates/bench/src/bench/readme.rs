@@ -1,15 +1,16 @@
 //! Writes the figures of the latest results into the documents, so that they are never typed by hand.
 
 use super::{
-    Result,
-    network::Packets,
-    report,
-    results::{FORMAT, Figure, Line, Part, Results},
-    subject::Subject,
+    Result, report,
+    results::{
+        FORMAT,
+        Figure::{self, Cpu, Value},
+        Line, Part, Results,
+        Section::{self, Bulk, Rate, Response, Segment},
+    },
     variant::Variant,
 };
-use crate::cell::{Cell, Distance, Place};
-use serde_json::Value;
+
 use std::{
     fmt::Write,
     fs,
@@ -24,7 +25,7 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     let source = |file: &Path| file.strip_prefix(top).unwrap_or(file).with_extension("md").display().to_string();
     let mut all = Vec::new();
     for part in Part::ALL {
-        let mut files = all_of(results, part.file())?;
+        let mut files = all_of(results, part.names().0)?;
         for (file, results) in &files {
             fs::write(file.with_extension("md"), report::full(results))?;
         }
@@ -42,7 +43,7 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     }
     let others = all.iter().filter(|(_, results)| !matches!(results.part, Part::Results | Part::Wan));
     for (file, results) in others {
-        let _ = writeln!(full, "- {} {}: {}", results.part.title(), results.date, link(file));
+        let _ = writeln!(full, "- {} {}: {}", results.part.names().1, results.date, link(file));
     }
     let documents = [("README.md", short(bench, of(Part::Wan))), ("docs/bench.md", full)];
     let mut written = Vec::new();
@@ -69,7 +70,7 @@ fn all_of(results: &Path, name: &str) -> Result<Vec<(PathBuf, Results)>> {
 fn read(file: &Path) -> Result<Results> {
     let wrong = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let text = fs::read_to_string(file).map_err(|e| wrong(&e))?;
-    let json: Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
+    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
     if json["format"] != FORMAT {
         return Err(wrong(&format!("format {}, not {FORMAT}: measure again", json["format"])).into());
     }
@@ -93,20 +94,20 @@ const COLUMNS: [[Variant; 2]; 6] = [
     [Variant::Dante; 2],
 ];
 
-/// Rows of the overview table: subject, figure, and name.
-const ROWS: [(Subject, Figure, &str); 12] = [
-    (bulk(Packets::Large, 1), Figure::Value, "throughput, packets of up to 64 KB, 1 connection"),
-    (bulk(Packets::Large, 8), Figure::Value, "throughput, packets of up to 64 KB, 8 connections"),
-    (bulk(Packets::Large, 1), Figure::Cpu, "CPU time per byte, packets of up to 64 KB, 1 connection"),
-    (bulk(Packets::Mtu, 1), Figure::Value, "throughput, packets of 1500 bytes, 1 connection"),
-    (bulk(Packets::Mtu, 8), Figure::Value, "throughput, packets of 1500 bytes, 8 connections"),
-    (bulk(Packets::Mtu, 1), Figure::Cpu, "CPU time per byte, packets of 1500 bytes, 1 connection"),
-    (Subject::Segment { bytes: 1 }, Figure::Value, "CPU time per segment of 1 byte"),
-    (Subject::Segment { bytes: 1448 }, Figure::Value, "CPU time per segment of 1448 bytes"),
-    (Subject::Response { bytes: 10 << 10, clients: 1 }, Figure::Value, "response time, 10 KB, 1 client (SOCKS)"),
-    (Subject::Response { bytes: 10 << 20, clients: 1 }, Figure::Value, "response time, 10 MB, 1 client (SOCKS)"),
-    (Subject::Response { bytes: 1 << 20, clients: 32 }, Figure::Value, "response time, 1 MB, 32 clients (SOCKS)"),
-    (Subject::Rate { bytes: 1 }, Figure::Value, "connections per second, 1 byte each"),
+/// Rows of the overview table: row of a section, figure, whether more of it is better, and name.
+const ROWS: [(Section, &str, Figure, bool, &str); 12] = [
+    (Bulk, "up to 64 KB, 1 connection", Value, true, "throughput, packets of up to 64 KB, 1 connection"),
+    (Bulk, "up to 64 KB, 8 connections", Value, true, "throughput, packets of up to 64 KB, 8 connections"),
+    (Bulk, "up to 64 KB, 1 connection", Cpu, false, "CPU time per byte, packets of up to 64 KB, 1 connection"),
+    (Bulk, "1500 bytes, 1 connection", Value, true, "throughput, packets of 1500 bytes, 1 connection"),
+    (Bulk, "1500 bytes, 8 connections", Value, true, "throughput, packets of 1500 bytes, 8 connections"),
+    (Bulk, "1500 bytes, 1 connection", Cpu, false, "CPU time per byte, packets of 1500 bytes, 1 connection"),
+    (Segment, "1 byte", Value, false, "CPU time per segment of 1 byte"),
+    (Segment, "1448 bytes", Value, false, "CPU time per segment of 1448 bytes"),
+    (Response, "10 KB, 1 client", Value, false, "response time, 10 KB, 1 client (SOCKS)"),
+    (Response, "10 MB, 1 client", Value, false, "response time, 10 MB, 1 client (SOCKS)"),
+    (Response, "1 MB, 32 clients", Value, false, "response time, 1 MB, 32 clients (SOCKS)"),
+    (Rate, "1 byte", Value, true, "connections per second, 1 byte each"),
 ];
 
 /// Additional rows with a figure in the first column only: the ways through the data path.
@@ -118,56 +119,46 @@ const FLOODS: [(Variant, &str); 4] = [
 ];
 
 /// Rows from the results of `wan`.
-const FAR: [(Distance, &str); 2] = [
-    (Distance { place: Place::Client, ms: 100 }, "client 100 ms away"),
-    (Distance { place: Place::Server, ms: 100 }, "server 100 ms away"),
-];
-
-const fn bulk(packets: Packets, connections: u64) -> Subject {
-    Subject::Bulk { packets, connections }
-}
+const FAR: [(&str, &str); 2] = [("c100, 1 MB, bbr", "client 100 ms away"), ("s100, 1 MB, bbr", "server 100 ms away")];
 
 /// The table of long paths. What the default policy did is a column of its own: it splices where that harms nobody.
 fn rows_of_long_paths(wan: &Results) -> String {
-    let columns = ["copying", "HAProxy", "default policy", "which has"];
-    let mut text = format!("| time of 1 MB, BBR, relative to IP forwarding | {} |\n", columns.join(" | "));
+    let mut text =
+        "| time of 1 MB, BBR, relative to IP forwarding | copying | HAProxy | default policy | which has |\n"
+            .to_owned();
     text += "| --- | ---: | ---: | ---: | --- |\n";
-    for (distance, name) in FAR {
-        let line = |variant| wan.line(Subject::Path(Cell { distance, ..Cell::BASE }), variant);
+    for (row, name) in FAR {
+        let line = |variant| wan.line(Section::Path, row, variant);
         let Some(default) = line(Variant::Default) else { continue };
-        let cells = [Variant::Copy, Variant::Haproxy, Variant::Default].map(|variant| {
-            let ratio = line(variant).and_then(|l| l.ratio(Figure::Value));
-            ratio.map_or_else(String::new, |r| format!(" {:.2}", r.median))
-        });
+        let cells = [Variant::Copy, Variant::Haproxy, Variant::Default].map(|variant| cell(line(variant), Value));
         let _ = writeln!(text, "| {name} |{} | {} |", cells.join(" |"), report::decision(default));
     }
     text
 }
 
+/// The ratio of a figure to the base.
+fn cell(line: Option<&Line>, figure: Figure) -> String {
+    line.and_then(|l| l.ratio(figure)).map_or(String::new(), |ratio| format!(" {:.2}", ratio.median))
+}
+
 /// The overview table, with ratios only.
 fn short((source, r): &(String, Results), wan: Option<&(String, Results)>) -> String {
-    let median = |line: &Line, figure| line.ratio(figure).map(|ratio| ratio.median);
-    let figure =
-        |subject, figure, variants: [Variant; 2]| median(variants.iter().find_map(|v| r.line(subject, *v))?, figure);
     let mut text = "| relative to IP forwarding | better is |".to_owned();
     for [variant, _] in COLUMNS {
         let _ = write!(text, " {variant} |");
     }
-    text += "\n| --- | --- |";
-    text += &" ---: |".repeat(COLUMNS.len());
-    text.push('\n');
-    for (subject, shown, name) in ROWS {
-        let cells = COLUMNS.map(|v| figure(subject, shown, v).map_or_else(String::new, |r| format!(" {r:.2}")));
+    text += &format!("\n| --- | --- |{}\n", " ---: |".repeat(COLUMNS.len()));
+    for (section, row, figure, more, name) in ROWS {
+        let cells = COLUMNS.map(|v| cell(v.iter().find_map(|v| r.line(section, row, *v)), figure));
         if cells.iter().any(|c| !c.is_empty()) {
-            let counts = matches!(subject, Subject::Bulk { .. } | Subject::Rate { .. }) && shown == Figure::Value;
-            let better = if counts { "more" } else { "less" };
+            let better = if more { "more" } else { "less" };
             let _ = writeln!(text, "| {name} | {better} |{} |", cells.join(" |"));
         }
     }
     for (variant, name) in FLOODS {
-        let line = r.line(Subject::Flood { flows: 1 }, variant);
-        if let Some(ratio) = line.and_then(|line| median(line, Figure::Value)) {
-            let _ = writeln!(text, "| {name} | less | {ratio:.2} |{}", " |".repeat(COLUMNS.len() - 1));
+        let ratio = cell(r.line(Section::Flood, "1 flow", variant), Value);
+        if !ratio.is_empty() {
+            let _ = writeln!(text, "| {name} | less |{ratio} |{}", " |".repeat(COLUMNS.len() - 1));
         }
     }
     text.push('\n');
@@ -193,27 +184,29 @@ fn short((source, r): &(String, Results), wan: Option<&(String, Results)>) -> St
 #[cfg(test)]
 mod tests {
     use super::{
-        super::results::{Case, Round, Run},
+        super::results::{Case, Run},
         *,
     };
 
-    /// What the default policy did with 1 MB over 100 ms at this place.
-    fn far(place: Place, spliced: f64, refusal: Option<&str>) -> Case {
-        let run = |variant, seconds: f64| Run::of(variant, [(Figure::Value, seconds)]);
-        let mut default = run(Variant::Default, 0.3).with(Figure::Spliced, Some(spliced));
-        default.notes.extend(refusal.map(str::to_owned));
-        let runs = vec![run(Variant::IpForward, 0.3), run(Variant::Copy, 0.3), default];
-        let cell = Cell { distance: Distance { place, ms: 100 }, ..Cell::BASE };
-        Case { subject: Subject::Path(cell), rounds: vec![Round { runs }] }
+    /// What the default policy did with 1 MB over 100 ms.
+    fn far(rows: &[(&str, f64, Option<&str>)]) -> Results {
+        let mut results = Results::new(Part::Wan, 1);
+        for (row, spliced, refusal) in rows {
+            let run = |variant| Run::of(variant, [(Value, 0.3)]);
+            let mut default = run(Variant::Default).with(Figure::Spliced, Some(*spliced));
+            default.notes.extend(refusal.map(str::to_owned));
+            let rounds = vec![vec![run(Variant::IpForward), run(Variant::Copy), default]];
+            results.add(Case { section: Section::Path, row: (*row).to_owned(), rounds });
+        }
+        results
     }
 
     #[test]
     fn the_latest_file_that_this_version_can_read() {
         let top = tempfile::tempdir().unwrap();
         let write = |machine, date: &str, format| {
-            let kept =
-                Results { date: date.to_owned(), format, ..Results::of(Part::Wan, &[far(Place::Client, 0.0, None)]) };
-            kept.write(&top.path().join(machine), &[]).unwrap();
+            let kept = Results { date: date.to_owned(), format, ..far(&[]) };
+            kept.write(&top.path().join(machine)).unwrap();
         };
         write("a", "2026-01-02", FORMAT);
         write("b", "2026-01-01", FORMAT);
@@ -226,8 +219,7 @@ mod tests {
     /// A figure must not stand below the name of something that did not happen.
     #[test]
     fn long_paths_say_what_the_default_policy_did() {
-        let cases = [far(Place::Client, 0.0, Some("path")), far(Place::Server, 0.93, None)];
-        let text = rows_of_long_paths(&Results::of(Part::Wan, &cases));
+        let text = rows_of_long_paths(&far(&[(FAR[0].0, 0.0, Some("path")), (FAR[1].0, 0.93, None)]));
         assert!(text.contains("| client 100 ms away | 1.00 | | 1.00 | copied (`path`) |"), "{text}");
         assert!(text.contains("| server 100 ms away | 1.00 | | 1.00 | spliced 93 % of it |"), "{text}");
     }

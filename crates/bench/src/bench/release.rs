@@ -49,10 +49,7 @@ impl<'a> Flow<'a> {
 async fn splice(datapath: &Datapath, legs: &Pair<Tuple>, halves: &Pair<Half>, times: &mut Times) -> Result<()> {
     loop {
         match times.of(Figure::Freeze, || datapath.freeze(halves.each_ref(), FreezeOptions::default())) {
-            Err(SwitchError::Busy) => {
-                times.forget(Figure::Freeze);
-                tokio::task::yield_now().await;
-            }
+            Err(SwitchError::Busy) => tokio::task::yield_now().await,
             other => {
                 other?;
                 break;
@@ -80,10 +77,7 @@ async fn recreate(
 ) -> Result<Pair<OwnedFd>> {
     loop {
         match times.of(Figure::Recreate, || datapath.recreate(legs.each_ref(), released, false)) {
-            Err(SwitchError::Busy) => {
-                times.forget(Figure::Recreate);
-                tokio::task::yield_now().await;
-            }
+            Err(SwitchError::Busy) => tokio::task::yield_now().await,
             other => return Ok(other?.sockets),
         }
     }

@@ -6,8 +6,7 @@ use super::{
     Bench, Result,
     machine::{Cost, Watch},
     network::{PATIENCE, Packets},
-    results::{Case, Run},
-    subject::Subject,
+    results::{Run, Section, plural},
     variant::Variant,
     venue::{Near, Pair},
 };
@@ -29,23 +28,35 @@ const WARM_UP: Duration = Duration::from_millis(100);
 
 /// The smallest segment, and the largest that fits an MTU of 1500 with timestamps.
 pub const BYTES: [u64; 2] = [1, 1448];
-/// Variants compared with [`Variant::PROXIES`].
-const ROUTERS: [Variant; 5] = [Variant::Direct, Variant::IpForward, Variant::Filter, Variant::Nat, Variant::Identity];
+/// Variants that are compared.
+const VARIANTS: [Variant; 12] = [
+    Variant::Direct,
+    Variant::IpForward,
+    Variant::Filter,
+    Variant::Nat,
+    Variant::Spliced,
+    Variant::Identity,
+    Variant::Copy,
+    Variant::Pipes,
+    Variant::Haproxy,
+    Variant::Nginx,
+    Variant::Socat,
+    Variant::Dante,
+];
 
 /// Measures both sizes.
-pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
-    cases(bench, &BYTES, &[&ROUTERS[..], &Variant::PROXIES].concat())
+pub fn measure(bench: &Bench<'_>) -> Result<()> {
+    cases(bench, &BYTES, &VARIANTS)
 }
 
 /// Measures these sizes with these variants.
-pub fn cases(bench: &Bench, sizes: &[u64], variants: &[Variant]) -> Result<Vec<Case>> {
+pub fn cases(bench: &Bench<'_>, sizes: &[u64], variants: &[Variant]) -> Result<()> {
     on_one_cpu(|| {
         let venues = bench.venues(variants, |v| Near::set(v, Packets::Large))?;
-        let case = |bytes: &u64| {
-            let subject = Subject::Segment { bytes: *bytes };
-            bench.rounds(subject, variants, |v| run(venues.of(v)?, *bytes as usize, bench.seconds))
-        };
-        sizes.iter().map(case).collect()
+        sizes.iter().try_for_each(|bytes| {
+            let run = |v| run(venues.of(v)?, *bytes as usize, bench.seconds);
+            bench.rounds(Section::Segment, &plural(*bytes, "byte"), variants, run)
+        })
     })
 }
 

@@ -3,7 +3,7 @@
 use super::{
     Result,
     network::{PORT, Packets, lab, proxy},
-    peers::Peer,
+    peers::{Peer, haproxy},
     variant::Variant,
     venue::{OURS, Venue},
 };
@@ -102,10 +102,7 @@ pub fn config(variant: Variant) -> String {
             "[[listener]]\nprotocol = \"http\"\nlisten = \"{own}\"\nroute = [{{ pool = \"web\" }}]\n[pool.web]\nservers = \
              [\"{a}\", \"{b}\"]\n"
         ),
-        Some(Peer::Haproxy) => format!(
-            "global\n  maxconn 4096\ndefaults\n  mode http\n  option splice-auto\n  http-reuse always\n  timeout connect 5s\n  \
-             timeout client 60s\n  timeout server 60s\nlisten bench\n  bind {own}\n  server a {a}\n  server b {b}\n"
-        ),
+        Some(Peer::Haproxy) => haproxy(&[("http", own, &[a, b])]),
         Some(_) => format!(
             "{NGINX}  keepalive_requests 1000000000;\n  proxy_max_temp_file_size 0;\n  upstream web {{ server {a}; server {b}; \
              keepalive 64; keepalive_requests 1000000000; }}\n  server {{ listen {own}; location / {{ proxy_pass \

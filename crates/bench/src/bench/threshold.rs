@@ -10,72 +10,49 @@
 //! random. Instead the difference is taken within each of many short rounds, and tested for a significant sign.
 
 use super::{
-    results::{Case, Figure, Run},
+    Bench, Result,
+    results::{Case, Figure, Run, Section, size},
     stats::sign,
     variant::Variant,
 };
-use serde::{Deserialize, Serialize};
-use std::{cmp::Ordering, fmt};
+use std::cmp::Ordering;
 
-/// Bytes from server to client: all powers of two where the curves may cross.
-pub const SIZES: [u64; 10] =
-    [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// Rounds for each requested round.
-pub const ROUNDS: usize = 3;
+const ROUNDS: usize = 3;
 /// Maximum number of sizes for which the rounds cannot tell, between the
 /// largest at which splicing costs and the smallest from which it pays.
 const DOUBT: usize = 1;
 /// The variants compared.
-pub const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
+pub const VARIANTS: [Variant; 2] = [Variant::Spliced, Variant::Copy];
 
-/// Threshold derived from short transfers, spliced at once and copied.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Threshold {
-    /// The size from which splicing takes less time.
-    pub by_time: Crossing,
-    /// The size from which splicing takes less CPU time.
-    pub by_cpu: Crossing,
-    /// The size from which splicing takes significantly less of both,
-    /// if the rounds leave little doubt below it; otherwise `None`.
-    pub recommended: Option<u64>,
+/// Measures one size.
+pub fn rounds(bench: &Bench<'_>, section: Section, bytes: u64, run: impl FnMut(Variant) -> Result<Run>) -> Result<()> {
+    let count = bench.results().rounds * ROUNDS;
+    bench.some_rounds(count, section, &size(bytes), &VARIANTS, run)
 }
 
-/// The size from which splicing costs less: between `costs` and `pays`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Crossing {
-    /// The largest size at which splicing costs significantly more; `None` if there is no such size among those measured.
-    pub costs: Option<u64>,
-    /// The smallest size from which splicing costs significantly less at all sizes; `None` if not even at the largest.
-    pub pays: Option<u64>,
+/// Says what follows from the cases of a section, one for each size.
+pub fn say(bench: &Bench<'_>, section: Section, what: &str, advice: &str, sizes: &[u64]) {
+    let mut results = bench.results();
+    let cases: Vec<&Case> = results.cases.iter().filter(|case| case.section == section).collect();
+    let words = words(what, advice, sizes, &cases);
+    results.words.insert(section, words);
 }
 
-impl fmt::Display for Crossing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.costs, self.pays) {
-            (Some(costs), Some(pays)) => write!(f, "from somewhere between {costs} and {pays} bytes on"),
-            (None, Some(pays)) => write!(f, "from {pays} bytes on at the latest"),
-            (_, None) => f.write_str("from no size on that was measured, as far as these rounds can tell"),
-        }
-    }
-}
-
-/// Finds the crossing of the curves. There is one case for each size.
-pub fn of(sizes: &[u64], cases: &[Case]) -> Threshold {
+/// Finds the crossing of the curves in time and in CPU time, and says what to do: `advice`, if the rounds leave little doubt
+/// below the size from which splicing takes significantly less of both.
+fn words(what: &str, advice: &str, sizes: &[u64], cases: &[&Case]) -> String {
     let signs = |of: Figure| {
         let sizes = sizes.iter().zip(cases);
-        sizes.map(|(bytes, case)| (*bytes, sign(gains(case, of)))).collect::<Vec<_>>()
+        sizes.map(|(bytes, case)| (*bytes, sign(case.gains(of)))).collect::<Vec<_>>()
     };
-    let (by_time, by_cpu) = (signs(Figure::Value), signs(Figure::Cpu));
-    let recommended = clear(&by_time).zip(clear(&by_cpu)).map(|(time, cpu)| time.max(cpu));
-    Threshold { by_time: crossing(&by_time), by_cpu: crossing(&by_cpu), recommended }
-}
-
-/// The savings by splicing in each round. Disturbed rounds are included: they raise
-/// the cost of either variant in turn, so they make the test weaker, but not wrong.
-fn gains(case: &Case, of: Figure) -> Vec<f64> {
-    let of = |run: Option<&Run>| run?.get(of);
-    let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy))? - of(round.of(Variant::Spliced))?);
-    case.rounds.iter().filter_map(gain).collect()
+    let (time, cpu) = (signs(Figure::Value), signs(Figure::Cpu));
+    let recommended = clear(&time).zip(clear(&cpu)).map(|(time, cpu)| time.max(cpu));
+    let recommended = match recommended {
+        Some(n) => format!("Recommended: {advice} {n} bytes."),
+        None => "These rounds cannot tell from how many bytes on; more may.".to_owned(),
+    };
+    format!("{what} takes less time {}, less CPU {}. {recommended}", crossing(&time), crossing(&cpu))
 }
 
 /// Indices in a list of sizes: of the last at which splicing
@@ -86,9 +63,14 @@ fn places(signs: &[(u64, Ordering)]) -> (Option<usize>, Option<usize>) {
     (costs, (pays < signs.len()).then_some(pays))
 }
 
-fn crossing(signs: &[(u64, Ordering)]) -> Crossing {
-    let (costs, pays) = places(signs);
-    Crossing { costs: costs.map(|i| signs[i].0), pays: pays.map(|i| signs[i].0) }
+fn crossing(signs: &[(u64, Ordering)]) -> String {
+    match places(signs) {
+        (Some(costs), Some(pays)) => {
+            format!("from somewhere between {} and {} bytes on", signs[costs].0, signs[pays].0)
+        }
+        (None, Some(pays)) => format!("from {} bytes on at the latest", signs[pays].0),
+        (_, None) => "from no size on that was measured, as far as these rounds can tell".to_owned(),
+    }
 }
 
 /// The size from which splicing significantly pays, if there is little doubt below it.
@@ -103,26 +85,26 @@ mod tests {
     use super::*;
     use Ordering::{Equal, Greater, Less};
 
-    fn found(signs: [Ordering; 5]) -> (Option<u64>, Option<u64>, Option<u64>) {
+    fn found(signs: [Ordering; 5]) -> (Option<usize>, Option<usize>, Option<u64>) {
         let signs: Vec<_> = [1, 2, 4, 8, 16].into_iter().zip(signs).collect();
-        let Crossing { costs, pays } = crossing(&signs);
+        let (costs, pays) = places(&signs);
         (costs, pays, clear(&signs))
     }
 
     #[test]
     fn where_two_costs_cross() {
-        assert_eq!(found([Less, Less, Greater, Greater, Greater]), (Some(2), Some(4), Some(4)));
-        assert_eq!(found([Less, Equal, Greater, Greater, Greater]), (Some(1), Some(4), Some(4)), "a doubt");
-        assert_eq!(found([Greater; 5]), (None, Some(1), Some(1)), "from the start");
-        assert_eq!(found([Less, Greater, Less, Greater, Greater]), (Some(4), Some(8), Some(8)), "the last time counts");
+        assert_eq!(found([Less, Less, Greater, Greater, Greater]), (Some(1), Some(2), Some(4)));
+        assert_eq!(found([Less, Equal, Greater, Greater, Greater]), (Some(0), Some(2), Some(4)), "a doubt");
+        assert_eq!(found([Greater; 5]), (None, Some(0), Some(1)), "from the start");
+        assert_eq!(found([Less, Greater, Less, Greater, Greater]), (Some(2), Some(3), Some(8)), "the last time counts");
     }
 
     #[test]
     fn curves_that_only_touch_do_not_cross() {
-        assert_eq!(found([Less, Equal, Equal, Equal, Greater]), (Some(1), Some(16), None));
-        assert_eq!(found([Less, Greater, Equal, Equal, Greater]), (Some(1), Some(16), None), "once is not enough");
-        assert_eq!(found([Less, Greater, Greater, Greater, Equal]), (Some(1), None, None), "not at the end");
-        assert_eq!(found([Less; 5]), (Some(16), None, None));
+        assert_eq!(found([Less, Equal, Equal, Equal, Greater]), (Some(0), Some(4), None));
+        assert_eq!(found([Less, Greater, Equal, Equal, Greater]), (Some(0), Some(4), None), "once is not enough");
+        assert_eq!(found([Less, Greater, Greater, Greater, Equal]), (Some(0), None, None), "not at the end");
+        assert_eq!(found([Less; 5]), (Some(4), None, None));
         assert_eq!(found([Equal; 5]), (None, None, None));
     }
 }

@@ -43,7 +43,7 @@ struct Seen {
 }
 
 /// Takes the connection through all states, and plots the packets at both hosts.
-pub fn draw(bench: &Bench, file: &Path) -> Result<()> {
+pub fn draw(bench: &Bench<'_>, file: &Path) -> Result<()> {
     let venue = Near::releasing(Variant::Copy, Packets::Large, Some(RELEASE))?;
     let taps = (Tap::start(&venue.lab.server, "s0")?, Tap::start(&venue.lab.client, "c0")?);
     let Pair { client, server } = venue.connect(1)?.remove(0);
@@ -74,7 +74,7 @@ pub fn draw(bench: &Bench, file: &Path) -> Result<()> {
     Ok(())
 }
 
-fn switches(bench: &Bench, venue: &Near) -> Result<[Seen; 4]> {
+fn switches(bench: &Bench<'_>, venue: &Near) -> Result<[Seen; 4]> {
     Ok([
         switch(bench, venue, "splice", Some(|id| Ask::Splice { id }), "spliced")?,
         switch(bench, venue, "unsplice", Some(|id| Ask::Unsplice { id }), "copying")?,
@@ -87,7 +87,13 @@ fn switches(bench: &Bench, venue: &Near) -> Result<[Seen; 4]> {
 }
 
 /// Asks for a switch if it does not happen by itself, and watches until the flow is in that state.
-fn switch(bench: &Bench, venue: &Near, what: &'static str, ask: Option<fn(u64) -> Ask>, state: &str) -> Result<Seen> {
+fn switch(
+    bench: &Bench<'_>,
+    venue: &Near,
+    what: &'static str,
+    ask: Option<fn(u64) -> Ask>,
+    state: &str,
+) -> Result<Seen> {
     bench.check()?;
     let mut control = venue.control(OURS)?;
     let id = longsplice::flows(&mut control)?.pop().ok_or("the flow is gone")?.id;

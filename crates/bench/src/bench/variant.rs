@@ -7,7 +7,7 @@ use longsplice_engine::Policy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A way of forwarding, in the order of tables. [`Variant::does`] describes those that need it.
+/// A way of forwarding. [`Variant::does`] describes those that need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
@@ -59,14 +59,6 @@ pub enum Variant {
 use Variant::*;
 
 impl Variant {
-    /// Variants that terminate the client's connection and open one to the server;
-    /// without those that differ only in the handshake before the first byte.
-    pub const PROXIES: [Variant; 7] = [Spliced, Copy, Pipes, Haproxy, Nginx, Socat, Dante];
-    /// The subjects of `wan` ([`SUBJECTS`](crate::cell::SUBJECTS)), in the order of tables.
-    pub const WAN: [Variant; 6] = [IpForward, Copy, Spliced, Default, EndToEnd, Haproxy];
-    /// Those of `tpot`.
-    pub const TPOT: [Variant; 6] = [IpForward, TpotBasic, TpotPipelined, TpotSpliced, TpotTwo, TpotTwoSpliced];
-
     /// All variants, in the order of tables.
     pub fn all() -> impl Iterator<Item = Variant> {
         Variant::value_variants().iter().copied()
@@ -74,74 +66,58 @@ impl Variant {
 
     /// Title in tables.
     pub fn title(self) -> &'static str {
+        self.about().0
+    }
+
+    /// Title, and what it does; nothing for those that are measured only over long paths.
+    fn about(self) -> (&'static str, &'static str) {
         match self {
-            Direct => "back to back",
-            IpForward => "IP forwarding",
-            Filter => "IP, filtered",
-            Nat => "IP, NAT",
-            Spliced => "spliced",
-            SplicedPeer => "spliced, into the peer",
-            Released => "spliced, released",
-            Tcx => "spliced by tcx",
-            TcxPeer => "spliced by tcx, into the peer",
-            Xdp => "spliced by XDP",
-            Identity => "identity path",
-            Default => "default policy",
-            Copy => "copying",
-            Pipes => "splice(2)",
-            SplicedSocks => "spliced, SOCKS",
-            CopySocks => "copying, SOCKS",
-            BesideTpot => "IP past TPOT",
-            CopyTpot => "copying, TPOT",
-            SplicedTpot => "spliced, TPOT",
-            SplicedTpotUdp => "spliced, TPOT in UDP",
-            EndToEnd => "end to end",
-            TpotBasic => "basic, copied",
-            TpotPipelined => "pipelined, copied",
-            TpotSpliced => "pipelined, spliced",
-            TpotTwo => "two, copied",
-            TpotTwoSpliced => "two, spliced",
-            Haproxy => Peer::Haproxy.name(),
-            Nginx => Peer::Nginx.name(),
-            Socat => Peer::Socat.name(),
-            Dante => Peer::Dante.name(),
+            Direct => ("back to back", "client and server share one wire, and no forwarder is between them"),
+            IpForward => ("IP forwarding", "the client connects to the server, and the forwarder's kernel routes"),
+            Filter => ("IP, filtered", "the same with an nftables chain of twelve rules, of which the last two accept"),
+            Nat => ("IP, NAT", "the same with nftables' masquerade, which tracks connections; in the flood, its dnat"),
+            Spliced => ("spliced", "longsplice, a plug"),
+            SplicedPeer => ("spliced, into the peer", "longsplice, a plug, --peer of both devices"),
+            Released => ("spliced, released", "longsplice, a plug, whose sockets are closed soon"),
+            Tcx => {
+                ("spliced by tcx", "longsplice's data path without its proxy, flows put into the table as if released")
+            }
+            TcxPeer => (
+                "spliced by tcx, into the peer",
+                "the same, and packets go straight to the other end of the forwarder's veth",
+            ),
+            Xdp => ("spliced by XDP", "the same as spliced by tcx, with XDP at the device towards the client"),
+            Identity => ("identity path", "longsplice, transparent"),
+            Default => ("default policy", "longsplice, a plug"),
+            Copy => ("copying", "longsplice, a plug"),
+            Pipes => ("splice(2)", "longsplice, a plug"),
+            SplicedSocks => ("spliced, SOCKS", "longsplice, SOCKS 5"),
+            CopySocks => ("copying, SOCKS", "longsplice, SOCKS 5"),
+            BesideTpot => ("IP past TPOT", "longsplice, translucent, which the client does not ask for"),
+            CopyTpot => ("copying, TPOT", "longsplice, translucent"),
+            SplicedTpot => ("spliced, TPOT", "longsplice, translucent"),
+            SplicedTpotUdp => ("spliced, TPOT in UDP", "longsplice, translucent, with the tunnel in UDP"),
+            EndToEnd => ("end to end", ""),
+            TpotBasic => ("basic, copied", ""),
+            TpotPipelined => ("pipelined, copied", ""),
+            TpotSpliced => ("pipelined, spliced", ""),
+            TpotTwo => ("two, copied", ""),
+            TpotTwoSpliced => ("two, spliced", ""),
+            Haproxy => ("HAProxy", "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses"),
+            Nginx => ("nginx", "Debian's, stream module, as many workers as CPUs"),
+            Socat => ("socat", "Debian's, `TCP-LISTEN:...,fork`: a process for each connection"),
+            Dante => ("Dante", "Debian's, SOCKS 5 without authentication"),
         }
     }
 
     /// Description, for the set-up; `None` for those that are measured only over long paths.
     pub fn does(self) -> Option<String> {
-        let text = match self {
-            Direct => "client and server share one wire, and nobody is between them",
-            IpForward => "the client connects to the server, and the forwarder's kernel routes",
-            Filter => "the same with an nftables chain of twelve rules, of which the last two accept",
-            Nat => "the same with nftables' masquerade, which tracks connections; in the flood, its dnat",
-            Tcx => "longsplice's data path without its proxy, flows put into the table as if released",
-            TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth",
-            Xdp => "the same as spliced by tcx, with XDP at the device towards the client",
-            Nginx => "Debian's, stream module, as many workers as CPUs",
-            Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses",
-            Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection",
-            Dante => "Debian's, SOCKS 5 without authentication",
-            EndToEnd | TpotBasic | TpotPipelined | TpotSpliced | TpotTwo | TpotTwoSpliced => return None,
-            longsplice => {
-                let protocol = match longsplice {
-                    Identity => "transparent",
-                    BesideTpot => "translucent, which the client does not ask for",
-                    SplicedTpotUdp => "translucent, with the tunnel in UDP",
-                    tpot if tpot.tpot() => "translucent",
-                    socks if socks.socks() => "SOCKS 5",
-                    _ => "a plug",
-                };
-                let when = longsplice.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
-                let more = match longsplice {
-                    SplicedPeer => ", --peer of both devices",
-                    Released => ", whose sockets are closed soon",
-                    _ => "",
-                };
-                return Some(format!("longsplice, {protocol}, --splice {when}{more}"));
-            }
-        };
-        Some(text.to_owned())
+        let does = Some(self.about().1).filter(|does| !does.is_empty())?;
+        if !self.is_longsplice() {
+            return Some(does.to_owned());
+        }
+        let when = self.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
+        Some(format!("{does}, --splice {when}"))
     }
 
     /// The value of longsplice's `--splice`; `None`: the default.
@@ -238,7 +214,7 @@ mod tests {
 
     #[test]
     fn haproxy_speaks_no_socks() {
-        let socks = Cell { protocol: Protocol::Socks, ..Cell::BASE };
-        assert!(!Haproxy.serves(&socks) && Haproxy.serves(&Cell::BASE) && Spliced.serves(&socks));
+        let [socks, plug] = ["c1, 1 B, bbr, SOCKS", "c1, 1 B, bbr"].map(|row| row.parse::<Cell>().unwrap());
+        assert!(!Haproxy.serves(&socks) && Haproxy.serves(&plug) && Spliced.serves(&socks));
     }
 }

@@ -11,7 +11,12 @@ use super::{
     variant::Variant,
 };
 use longsplice::Client;
-use longsplice_lab::{ChildGuard, Family, Lab, LabError, Namespace, process::wait_for, topology};
+use longsplice_lab::{
+    ChildGuard, Family, Lab, LabError, Namespace,
+    process::wait_for,
+    topology,
+    traffic::{socks5_address, socks5_answer},
+};
 use std::{
     fs,
     io::{self, Read, Write},
@@ -385,12 +390,10 @@ impl Dialler {
     fn ask(&self) -> io::Result<TcpStream> {
         let mut stream = connect(self.target)?;
         if self.socks {
-            // RFC 1928: version 5, one method (none); CONNECT to an IPv4 address.
+            // RFC 1928: version 5, one method (none); CONNECT.
             stream.write_all(&[5, 1, 0])?;
             stream.read_exact(&mut [0; 2])?;
-            let to = topology::SERVER.v4.octets();
-            let port = PORT.to_be_bytes();
-            stream.write_all(&[&[5, 1, 0, 1], &to[..], &port[..]].concat())?;
+            stream.write_all(&[&[5, 1, 0], &socks5_address(server())[..]].concat())?;
         }
         Ok(stream)
     }
@@ -398,11 +401,7 @@ impl Dialler {
     /// Waits until the proxy has connected to the server.
     fn answered(&self, stream: &mut TcpStream) -> io::Result<()> {
         if self.socks {
-            let mut answer = [0; 10];
-            stream.read_exact(&mut answer)?;
-            if answer[1] != 0 {
-                return Err(io::Error::other(format!("SOCKS answers {}", answer[1])));
-            }
+            socks5_answer(stream)?;
         }
         Ok(())
     }

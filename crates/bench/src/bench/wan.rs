@@ -8,23 +8,18 @@
 //! measurements.
 
 use super::{
-    Bench, Result, Venues, bulk,
+    Bench, Result, bulk,
     ends::minus,
     far::{Far, PROXIES, Record},
     memory::socket_memory,
     network::Packets,
     rate,
-    report::CUT_OFF,
-    results::{Case, Figure, Part, Results, Run},
+    results::{Figure, Line, Results, Run, Section, plural},
     segment,
     stats::Spread,
-    subject::Subject,
     variant::Variant,
 };
-use crate::{
-    args::{WanArgs, WanPart},
-    cell::{Cell, Congestion, Direction, Distance, Place, Protocol, SUBJECTS, Size},
-};
+use crate::cell::{self, Cell, Protocol};
 use longsplice::Ask;
 use longsplice_datapath::SenderFacts;
 use longsplice_lab::{Namespace, Shape, process::wait_for};
@@ -36,31 +31,35 @@ use std::{
 
 pub use super::ends::LIMIT;
 
-/// Number of rounds, unless the command line says another.
-pub const ROUNDS: usize = 3;
 /// Number of requests measured on each warm connection.
-pub const REQUESTS: usize = 3;
+const REQUESTS: usize = 3;
+/// The note of a run that was cut off.
+pub const CUT_OFF: &str = "cut off";
 /// Number of slow readers.
 const CLIENTS: usize = 10;
 /// Bytes that each of them reads per second.
 const PER_SECOND: u64 = 1_000_000;
 /// The object that slow readers fetch, and the path.
-const SLOW: Cell = Cell {
-    distance: Distance { place: Place::Client, ms: 50 },
-    size: Size(10_000_000),
-    congestion: Congestion::Reno,
-    ..Cell::BASE
-};
+const SLOW: &str = "c50, 10 MB, reno";
+/// What is unspliced half way: with Reno and BBR, a far client and a near server.
+const UNSPLICED: [&str; 2] = ["c100, 10 MB, reno", "c100, 2 MB, bbr"];
 /// How often their memory is read.
 const EVERY: Duration = Duration::from_millis(250);
 /// Time until a connection has ended, at most.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Bytes of the segments whose costs are compared for translucent proxies. The larger one fits the MTU with the headers of a
-/// tunnel.
-const SEGMENTS: [u64; 2] = [1, 1400];
-/// Connections at a time in bulk.
-const BULK: u64 = 8;
+/// What is compared over long paths.
+pub const VARIANTS: [Variant; 6] =
+    [Variant::IpForward, Variant::Copy, Variant::Spliced, Variant::Default, Variant::EndToEnd, Variant::Haproxy];
+/// The same through translucent proxies.
+const TRANSLUCENT: [Variant; 6] = [
+    Variant::IpForward,
+    Variant::TpotBasic,
+    Variant::TpotPipelined,
+    Variant::TpotSpliced,
+    Variant::TpotTwo,
+    Variant::TpotTwoSpliced,
+];
 /// Ways of forwarding whose costs are compared.
 const COMPARED: [Variant; 6] = [
     Variant::Direct,
@@ -71,70 +70,72 @@ const COMPARED: [Variant; 6] = [
     Variant::SplicedTpotUdp,
 ];
 
-/// Measures the chosen parts of `wan`.
-pub fn measure(bench: &Bench, args: &WanArgs) -> Result<(Results, Vec<Case>)> {
-    let wanted = SUBJECTS.into_iter().zip(Variant::WAN).filter(|(name, _)| args.compares(name));
-    let variants: Vec<Variant> = wanted.map(|(_, variant)| variant).collect();
-    let venues = bench.venues(&variants, |v| Far::set(v, Shape::TwoDevices))?;
-    let mut cases = Vec::new();
-    if args.wants(WanPart::Cells) {
-        cases = paths(bench, &venues, &args.chosen().unwrap_or_else(Cell::defaults))?;
-    }
-    if args.wants(WanPart::SlowReaders) {
-        cases.push(slow_readers(bench, &venues)?);
-    }
-    if args.wants(WanPart::Unsplice) && variants.contains(&Variant::Spliced) {
-        cases.extend(unsplices(bench, venues.of(Variant::Spliced)?)?);
-    }
-    Ok((bench.results(Part::Wan, &cases), cases))
+/// Measures transfers over long paths.
+pub fn paths(bench: &Bench<'_>) -> Result<()> {
+    transfers(bench, Section::Path, Shape::TwoDevices, &VARIANTS, &cell::WAN)?;
+    let mut results = bench.results();
+    let words = verdict(&results);
+    results.words.extend(words.map(|words| (Section::Path, words)));
+    Ok(())
 }
 
-/// Measures the chosen parts of `tpot`, which have files of their own.
-pub fn translucent(bench: &Bench, args: &WanArgs) -> Result<Vec<(Results, Vec<Case>)>> {
-    let mut parts = Vec::new();
-    if args.wants(WanPart::Cells) {
-        let venues = bench.venues(&Variant::TPOT, |v| Far::set(v, Shape::TwoForwarders))?;
-        parts.push((Part::Tpot, paths(bench, &venues, &args.chosen().unwrap_or_else(selection))?));
-    }
-    if args.wants(WanPart::Costs) {
-        let mut cases = segment::cases(bench, &SEGMENTS, &COMPARED)?;
-        cases.push(rate::connections(bench, 1, &COMPARED[1..])?);
-        for packets in [Packets::Large, Packets::Mtu] {
-            let venues = bulk::venues(bench, packets, &COMPARED[1..])?;
-            cases.push(bulk::case(bench, packets, BULK, &COMPARED[1..], &venues)?);
-        }
-        parts.push((Part::TpotCosts, cases));
-    }
-    Ok(parts.into_iter().map(|(part, cases)| (bench.results(part, &cases), cases)).collect())
+/// Measures the same through translucent proxies.
+pub fn translucent(bench: &Bench<'_>) -> Result<()> {
+    transfers(bench, Section::Tpot, Shape::TwoForwarders, &TRANSLUCENT, &cell::TPOT)
 }
 
-/// For translucent proxies: one byte from near and far, a large object over growing distances, and a smaller one with losses.
-fn selection() -> Vec<Cell> {
-    let cell = |place, ms, bytes, loss| Cell {
-        distance: Distance { place, ms },
-        size: Size(bytes),
-        congestion: Congestion::Reno,
-        loss,
-        ..Cell::BASE
-    };
-    let first = [1, 100].map(|ms| cell(Place::Both, ms, 1, 0.0));
-    let far = [1, 10, 50, 100, 300].map(|ms| cell(Place::Both, ms, 5_000_000, 0.0));
-    let lossy = [0.1, 1.0].map(|loss| cell(Place::Both, 50, 2_000_000, loss));
-    let thirds = [(100, 1, 0.0), (100, 5_000_000, 0.0), (300, 5_000_000, 0.0), (60, 2_000_000, 1.0)];
-    let thirds = thirds.map(|(ms, bytes, loss)| cell(Place::Thirds, ms, bytes, loss));
-    first.into_iter().chain(far).chain(lossy).chain(thirds).collect()
+/// Measures what segments and connections through translucent proxies cost without delays.
+pub fn costs(bench: &Bench<'_>) -> Result<()> {
+    // The larger segment fits the MTU with the headers of a tunnel.
+    segment::cases(bench, &[1, 1400], &COMPARED)?;
+    rate::connections(bench, 1, &COMPARED[1..])?;
+    bulk::cases(bench, Packets::Large, &[8], &COMPARED[1..])?;
+    bulk::cases(bench, Packets::Mtu, &[8], &COMPARED[1..])
 }
 
-/// Measures these cells, with the variants that can take part in them.
-fn paths(bench: &Bench, venues: &Venues<Far>, cells: &[Cell]) -> Result<Vec<Case>> {
-    let case = |cell: &Cell| {
-        let variants: Vec<Variant> = venues.variants().filter(|v| v.serves(cell)).collect();
+/// Measures the chosen rows or these, with the variants that can take part in them.
+fn transfers(bench: &Bench<'_>, section: Section, shape: Shape, all: &[Variant], rows: &[&str]) -> Result<()> {
+    let rows = rows.iter().map(|row| row.parse()).collect::<std::result::Result<Vec<Cell>, _>>()?;
+    let venues = bench.venues(all, |v| Far::set(v, shape))?;
+    let rows = if bench.args.path.is_empty() { &rows } else { &bench.args.path };
+    rows.iter().try_for_each(|cell| {
+        let variants: Vec<Variant> = all.iter().copied().filter(|v| v.serves(cell)).collect();
         for venue in venues.all().filter(|venue| variants.contains(&venue.variant)) {
             venue.prepare(cell)?;
         }
-        bench.rounds(Subject::Path(*cell), &variants, |v| run(venues.of(v)?, cell))
-    };
-    cells.iter().map(case).collect()
+        bench.rounds(section, &cell.label, &variants, |v| run(venues.of(v)?, cell))
+    })
+}
+
+/// How the default policy does, compared with the slower of routing and copying; `None` if it was not measured.
+fn verdict(r: &Results) -> Option<String> {
+    let lines = r.lines_of(Section::Path).filter(|l| l.variant == Variant::Default);
+    let lines = lines.filter_map(|l| Some((l, l.row.parse::<Cell>().ok()?, l.get(Figure::ToSlower)?)));
+    let lines: Vec<(&Line, Cell, f64)> = lines.collect();
+    let (worst, _, most) = lines.iter().max_by(|a, b| a.2.total_cmp(&b.2))?;
+    let median = Spread::of(lines.iter().map(|(.., ratio)| *ratio))?.median;
+    let lossless = || lines.iter().filter(|(_, cell, _)| cell.loss == 0.0).map(|(line, ..)| line);
+    let copied = |l: &Line| r.line(l.section, &l.row, Variant::Copy).map_or(0, |copied| copied.worst(Figure::Needless));
+    let timeouts = lossless().map(|l| l.worst(Figure::Timeouts)).sum();
+    let needless = lossless().map(|l| l.worst(Figure::Needless).saturating_sub(copied(l))).sum();
+    let near = lines.iter().filter(|(_, cell, _)| cell.is_towards_near_host());
+    let shares = near.filter_map(|(l, cell, _)| Some((cell.bytes as f64, l.get(Figure::Spliced)?)));
+    let (all, spliced) = shares.fold((0.0, 0.0), |sum, (size, share)| (sum.0 + size, sum.1 + size * share));
+    let near = format!(
+        " Of the bytes sent to a near host by a far one, or over 2 ms at most, it splices {:.2}: all but the first ones of \
+         each connection that is not HTTP.",
+        spliced / all
+    );
+    Some(format!(
+        "The default policy takes {median:.2} times as long as the slower of routing and copying in the median of {} rows, \
+         and {most:.2} times at most ({}). In the rows without loss, its worst rounds have {}, and {} in vain more than \
+         those of copying, all rows together.{}",
+        lines.len(),
+        worst.row,
+        plural(timeouts, "timeout"),
+        plural(needless, "segment"),
+        if all > 0.0 { &near } else { "" },
+    ))
 }
 
 /// Transfers the object once, or over HTTP a few times after once that does not count.
@@ -146,12 +147,9 @@ fn run(venue: &Far, cell: &Cell) -> Result<Run> {
     let (seconds, client) = venue
         .lab
         .client
-        .run(|| transfers(venue, cell).map_err(|e| e.to_string()))
+        .run(|| transfer(venue, cell).map_err(|e| e.to_string()))
         .map_err(|e| format!("{e}{}", venue.last_words()))?;
-    let facts = match cell.direction {
-        Direction::Up => client,
-        Direction::Down => minus(venue.ends.server.facts(), before.1),
-    };
+    let facts = if cell.up { client } else { minus(venue.ends.server.facts(), before.1) };
     let late = seconds.contains(&LIMIT.as_secs_f64());
     if late {
         // What is under way must not meet the next transfer.
@@ -172,11 +170,11 @@ fn run(venue: &Far, cell: &Cell) -> Result<Run> {
     let mut run = Run::of(venue.variant, [(Figure::Value, seconds)].into_iter().chain(counts));
     run.notes.extend(late.then(|| CUT_OFF.to_owned()));
     run.notes.extend(records.iter().rev().find_map(|record| record.refusal.clone()));
-    Ok(run.with(Figure::Spliced, share(&records, cell.direction)))
+    Ok(run.with(Figure::Spliced, share(&records, cell.up)))
 }
 
 /// The seconds of each transfer, and what the client's kernel has counted. Must be called in the client's namespace.
-fn transfers(venue: &Far, cell: &Cell) -> Result<(Vec<f64>, SenderFacts)> {
+fn transfer(venue: &Far, cell: &Cell) -> Result<(Vec<f64>, SenderFacts)> {
     let mut began = Instant::now();
     let mut client = venue.connect(cell)?;
     let mut seconds = Vec::new();
@@ -185,14 +183,11 @@ fn transfers(venue: &Far, cell: &Cell) -> Result<(Vec<f64>, SenderFacts)> {
         if n > 0 {
             began = Instant::now();
         }
-        let Some(ended) = client.transfer(cell.direction, cell.size.0, began + LIMIT)? else {
+        let Some(ended) = client.transfer(cell.up, cell.bytes, began + LIMIT)? else {
             seconds.push(LIMIT.as_secs_f64());
             break;
         };
-        let arrived = match cell.direction {
-            Direction::Down => ended,
-            Direction::Up => venue.ends.server.uploaded().ok_or("no upload arrived")?,
-        };
+        let arrived = if cell.up { venue.ends.server.uploaded().ok_or("no upload arrived")? } else { ended };
         if !warm || n > 0 {
             seconds.push((arrived - began).as_secs_f64());
         }
@@ -207,28 +202,26 @@ fn duplicates(host: &Namespace) -> u64 {
 }
 
 /// Share of the sender's bytes that were forwarded while spliced; `None` without records.
-fn share(records: &[Record], direction: Direction) -> Option<f64> {
+fn share(records: &[Record], up: bool) -> Option<f64> {
     let sum = |of: fn(&Record) -> u64| records.iter().map(of).sum::<u64>() as f64;
-    let (all, spliced) = match direction {
-        Direction::Down => (sum(|r| r.bytes_down), sum(|r| r.spliced_down)),
-        Direction::Up => (sum(|r| r.bytes_up), sum(|r| r.spliced_up)),
+    let (all, spliced) = match up {
+        false => (sum(|r| r.bytes_down), sum(|r| r.spliced_down)),
+        true => (sum(|r| r.bytes_up), sum(|r| r.spliced_up)),
     };
     (all > 0.0).then(|| spliced / all)
 }
 
-/// Measures the memory of the forwarder's sockets in all venues with a proxy, while clients read slowly.
-fn slow_readers(bench: &Bench, venues: &Venues<Far>) -> Result<Case> {
-    let proxies: Vec<Variant> = venues.variants().filter(|v| !v.routed()).collect();
-    bench.rounds_of(1, Subject::Readers, &proxies, |v| {
-        let venue = venues.of(v)?;
-        venue.prepare(&SLOW)?;
-        readers(venue)
-    })
+/// Measures the memory of the forwarder's sockets with each proxy, while clients read slowly.
+pub fn readers(bench: &Bench<'_>) -> Result<()> {
+    let proxies = &VARIANTS[1..];
+    let venues = bench.venues(proxies, |v| Far::set(v, Shape::TwoDevices))?;
+    bench.some_rounds(1, Section::Readers, "", proxies, |v| read_slowly(venues.of(v)?, &SLOW.parse()?))
 }
 
-fn readers(venue: &Far) -> Result<Run> {
+fn read_slowly(venue: &Far, cell: &Cell) -> Result<Run> {
+    venue.prepare(cell)?;
     let began = Instant::now();
-    let read = || venue.connect(&SLOW)?.read_slowly(SLOW.size.0, PER_SECOND);
+    let read = || venue.connect(cell)?.read_slowly(cell.bytes, PER_SECOND);
     let samples = Mutex::new(Vec::new());
     let outcome = thread::scope(|scope| {
         let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| venue.lab.client.run(read))).collect();
@@ -252,16 +245,18 @@ fn readers(venue: &Far) -> Result<Run> {
     Ok(Run::of(venue.variant, figures))
 }
 
-/// Measures unsplices with Reno and BBR, a far client and a near server.
-fn unsplices(bench: &Bench, venue: &Far) -> Result<Vec<Case>> {
-    let cell = |congestion, size| Cell { congestion, size: Size(size), ..Cell::BASE };
-    let case = |cell: Cell| {
-        venue.prepare(&cell)?;
-        bench.rounds(Subject::Unsplice(cell), &[venue.variant], |_| {
+/// Measures unsplices.
+pub fn unsplices(bench: &Bench<'_>) -> Result<()> {
+    let variants = [Variant::Spliced];
+    let venues = bench.venues(&variants, |v| Far::set(v, Shape::TwoDevices))?;
+    UNSPLICED.into_iter().try_for_each(|row| {
+        let cell: Cell = row.parse()?;
+        venues.all().try_for_each(|venue| venue.prepare(&cell))?;
+        bench.rounds(Section::Unsplice, row, &variants, |v| {
+            let venue = venues.of(v)?;
             unsplice(venue, &cell).map_err(|e| format!("{e}{}", venue.last_words()).into())
         })
-    };
-    [cell(Congestion::Reno, 10_000_000), cell(Congestion::Bbr, 2_000_000)].into_iter().map(case).collect()
+    })
 }
 
 fn unsplice(venue: &Far, cell: &Cell) -> Result<Run> {
@@ -271,7 +266,7 @@ fn unsplice(venue: &Far, cell: &Cell) -> Result<Run> {
     let ended = || longsplice::flows(&mut control).is_ok_and(|rows| rows.is_empty()).then_some(());
     wait_for(PATIENCE, ended).ok_or("the connection did not end in time")?;
     let before = (beyond(), venue.ends.server.facts());
-    let with = fetch(venue, cell, || take_back(venue, cell.size.0 / 2))?;
+    let with = fetch(venue, cell, || take_back(venue, cell.bytes / 2))?;
     let facts = minus(venue.ends.server.facts(), before.1);
     let figures = [
         (Figure::Value, without),
@@ -289,7 +284,7 @@ fn fetch(venue: &Far, cell: &Cell, meanwhile: impl FnOnce() -> Result<()> + Send
     let mut client = venue.lab.client.run(|| venue.connect(cell))?;
     let (ended, done) = thread::scope(|scope| {
         let meanwhile = scope.spawn(|| meanwhile().map_err(|e| e.to_string()));
-        (client.transfer(cell.direction, cell.size.0, began + LIMIT), meanwhile.join())
+        (client.transfer(cell.up, cell.bytes, began + LIMIT), meanwhile.join())
     });
     done.map_err(|_| "what was to be done meanwhile has panicked")??;
     Ok(ended?.map_or(LIMIT, |ended| ended - began).as_secs_f64())
@@ -310,15 +305,24 @@ fn take_back(venue: &Far, after: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::results::Part, *};
+
+    #[test]
+    fn the_default_policy_is_compared_with_the_slower() {
+        let words = verdict(&super::super::report::tests::paths()).unwrap();
+        for part in ["1.25 times at most (c100, 1 MB, bbr)", "have 1 timeout, and 3 segments in vain"] {
+            assert!(words.contains(part), "no {part:?} in {words}");
+        }
+        assert_eq!(verdict(&Results::new(Part::Wan, 1)), None);
+    }
 
     #[test]
     fn the_share_of_spliced_bytes() {
         let record =
             |bytes_down, spliced_down| Record { bytes_up: 10, bytes_down, spliced_up: 0, spliced_down, refusal: None };
         let records = [record(100, 0), record(300, 200)];
-        assert_eq!(share(&records, Direction::Down), Some(0.5));
-        assert_eq!(share(&records, Direction::Up), Some(0.0));
-        assert_eq!(share(&[], Direction::Down), None);
+        assert_eq!(share(&records, false), Some(0.5));
+        assert_eq!(share(&records, true), Some(0.0));
+        assert_eq!(share(&[], false), None);
     }
 }

@@ -2,21 +2,14 @@
 //! its first byte. It is killed in the middle; the data go on.
 
 use super::{
-    AROUND, Story, again, now, short,
+    Story, again, short,
     stage::{Download, Result, Stage, make_file},
 };
-use crate::{
-    bench::{
-        variant::Variant,
-        venue::{OURS, Venue},
-    },
-    plot::{self, Leg, Switch},
+use crate::bench::{
+    variant::Variant,
+    venue::{OURS, Venue},
 };
-use longsplice::Row;
-use longsplice_lab::{
-    Family, Lab, Shape, topology,
-    trace::{Tap, Trace},
-};
+use longsplice_lab::{Family, Lab, Shape, topology, trace::Tap};
 use std::{
     fs::{self, Permissions},
     net::SocketAddr,
@@ -32,8 +25,7 @@ const RATE: u64 = 32 << 20;
 const PORT: u16 = 21;
 const VSFTPD: &str = "/usr/sbin/vsftpd";
 const LOOK: Duration = Duration::from_millis(20);
-/// How long the data connection is watched before the kill, and how long its segments are captured after it.
-const WATCHED: Duration = Duration::from_secs(2);
+/// How long its segments are captured after the kill.
 const AFTER: Duration = Duration::from_millis(300);
 
 /// Runs the demo.
@@ -68,32 +60,18 @@ pub fn tell(story: &Story, out: &Path) -> Result<()> {
     })?;
     story.say(&format!("a data connection, from {} to {}, spliced before its first byte", row.client, row.server));
     story.say(&format!("             segments pass: {}", row.stages.join(" > ")));
-    let spliced = story.mark(&stage, &download);
-    story.pause(WATCHED)?;
+    let switch = story.kill(&mut stage, &download, control)?;
     let killed = story.mark(&stage, &download);
-    story.compare("spliced", &spliced, &killed);
-    drop(control);
-    let began = now();
-    stage.program()?.kill();
-    let switch = Switch { began, done: now(), around: AROUND };
-    story.say(&format!(
-        "kill -9 {process}   the proxy is gone, and both control connections with it; {} have arrived",
-        longsplice::bytes(download.received())
-    ));
     story.pause(AFTER)?;
     story.say(&format!("the kill, and what came after it: {}", again(&killed, &story.mark(&stage, &download))));
     let traces = (taps.0.stop()?, taps.1.stop()?);
-    story.wait("the end of the download", LOOK, || Ok(download.ended().then_some(())))?;
-    story.compare("without it", &killed, &story.mark(&stage, &download));
-    let received = download.received();
-    let (digest, status) = download.outcome()?;
-    if digest != stage.ends {
-        let served = &stage.ends;
-        return Err(format!("{received} bytes arrived, but with SHA-256 {digest}, not {served}; curl: {status}").into());
-    }
-    story.say(&format!("complete: {}, SHA-256 {} as served", longsplice::bytes(received), short(&digest)));
+    let status = story.wait_end(&stage, &mut download, &killed)?;
     story.say(&format!("curl misses the server's last reply, which nobody passes on any more: {status}"));
-    draw(story, &row, &traces, switch, out)?;
+    // the client has opened its end, to an address that only the proxy's reply has named
+    let client: SocketAddr = row.client.parse()?;
+    let hello = traces.1.packets.iter().find(|p| p.from == client && p.flags.syn());
+    let ends = [row.server.parse()?, hello.ok_or("the trace has no data connection")?.to];
+    story.draw(&traces, ends, switch, ["ftp.svg", "its proxy is killed", "kill, which takes as long"], out)?;
     stage.ask(&stage.lab.forwarder, OURS, &["stop", "--flush"]).map(drop).or_else(|_| {
         // there is no process: the next one takes over what is left
         let (at, config) = (stage.lab.forwarder.clone(), config());
@@ -135,23 +113,4 @@ fn set() -> Result<Stage> {
     venue.serve(&server, server.command(VSFTPD).arg(&file), PORT)?;
     venue.longsplice(&forwarder, OURS, &config(), &[])?;
     Ok(venue.with(digest))
-}
-
-/// Draws the data connection around the kill.
-fn draw(story: &Story, row: &Row, traces: &(Trace, Trace), switch: Switch, out: &Path) -> Result<()> {
-    let missing = "the trace has no data connection";
-    let client: SocketAddr = row.client.parse()?;
-    // the client has opened it, to an address that only the proxy's reply has named
-    let hello = traces.1.packets.iter().find(|p| p.from == client && p.flags.syn()).ok_or(missing)?;
-    let server = Leg::new(&traces.0, row.server.parse()?, switch).ok_or(missing)?;
-    let client = Leg::new(&traces.1, hello.to, switch).ok_or(missing)?;
-    let file = out.join("ftp.svg");
-    plot::draw(&file, ["its proxy is killed", "kill, which takes as long"], &server, &client, switch)?;
-    story.say(&format!(
-        "around the kill {} segments came twice, the longest pause was {:.0} ms: see {}",
-        client.again,
-        client.longest_pause(),
-        file.display()
-    ));
-    Ok(())
 }
