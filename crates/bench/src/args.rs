@@ -27,16 +27,17 @@ pub struct Args {
 /// What stands on the lab beside the bench.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Demonstrate a spliced download that outlives the proxy, or a site with spliced replies, in three temporary network
-    /// namespaces.
+    /// Demonstrate a spliced download that outlives the proxy, or something else, in temporary network namespaces.
     ///
     /// nginx serves a file, and curl downloads it through longsplice. longsplice is killed with SIGKILL half way, and the
-    /// file must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. `demo http` sends a
-    /// thousand requests to a site of two servers over six connections, and compares every byte. `demo tpot` downloads a
-    /// file through two translucent proxies, changes the route and stops one of them half way. The demo needs root, nginx,
-    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. The exit status is 0 only if everything worked.
+    /// file must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. `demo ftp` does the same
+    /// with a file of vsftpd, and shows the kill. `demo http` sends a thousand requests to a site of two servers over six
+    /// connections, and compares every byte. `demo tpot` downloads a file through two translucent proxies, changes the route and
+    /// stops one of them half way. The demo needs root, nginx or vsftpd, curl, iproute2, tcpdump and util-linux, and takes less
+    /// than a minute. The exit status is 0 only if everything worked.
     Demo(DemoArgs),
-    /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends.
+    /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends,
+    /// and all programs in it end.
     Shell,
 }
 
@@ -47,7 +48,7 @@ pub struct DemoArgs {
     #[arg(value_name = "WHAT", value_enum, default_value_t = Show::Download)]
     pub what: Show,
 
-    /// Directory for the trace. It is created if it does not exist.
+    /// Directory for the trace, if there is one. It is created if it does not exist.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
 }
@@ -97,7 +98,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "ROW")]
     pub path: Vec<Cell>,
 
-    /// Compare only these, of those that a measurement has. The results name them.
+    /// Compare only these, of those that a measurement has. The results name them, and so does the error for another name.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub variants: Vec<String>,
 
@@ -138,7 +139,7 @@ pub enum Measurement {
     Flood,
     /// Cost of a datagram through SOCKS, from round trips on one CPU.
     Datagrams,
-    /// A picture of sequence numbers across splice, unsplice, release and recreation; measures nothing, and needs --out.
+    /// A picture of sequence numbers across splice, unsplice, release and recreation; measures nothing, and needs --out if it is named.
     Trace,
     /// A million simultaneous connections, in a file of their own; takes minutes and some 12 GB.
     Million,

@@ -42,7 +42,6 @@ use crate::{
     args::{BenchArgs, Measurement},
     watch_interrupts,
 };
-use clap::ValueEnum;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use longsplice::Outcome;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -50,7 +49,8 @@ use peers::Peer;
 use results::{Case, Part, Results, Run, Section};
 use std::{
     error::Error,
-    io::IsTerminal,
+    fs,
+    io::{IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
@@ -103,8 +103,11 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if !nix::unistd::Uid::effective().is_root() {
-        return Err("the bench makes network namespaces: run it as root".into());
+    if args.what.contains(&Measurement::Trace) && args.out.is_none() {
+        return Err("trace draws a file, and needs --out DIR".into());
+    }
+    if !args.path.is_empty() && !args.what.iter().any(|what| matches!(what, Measurement::Wan | Measurement::Tpot)) {
+        return Err("--path chooses rows of wan and tpot, which are not to be measured".into());
     }
     let bench = Bench::new(args)?;
     for part in Part::ALL {
@@ -120,16 +123,21 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         if any {
             let mut results = bench.results();
             bench.describe(&mut results);
-            print!("{}", report::full(&results));
+            let mut text = report::full(&results);
+            if results.lines.is_empty() {
+                return Err(format!("nothing was measured:\n{text}").into());
+            }
             if whole || args.out.is_some() {
                 let dir = out.join(results.machine.slug());
                 let file = results.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-                println!("kept in {}", file.display());
+                text += &format!("kept in {}\n", file.display());
             }
+            std::io::stdout().write_all(text.as_bytes())?;
         }
     }
-    if bench.wants(Measurement::Trace) && (args.what.is_empty() || args.out.is_some()) {
+    if bench.wants(Measurement::Trace) && (args.variants.is_empty() || args.out.is_some()) {
         let dir = out.join(bench.results().machine.slug());
+        fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         trace::draw(&bench, &dir.join("trace.svg"))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -157,11 +165,9 @@ impl Bench<'_> {
         // Both ends of thousands of connections are ours, and the peers inherit the limit.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        let chosen =
-            args.variants.iter().map(|name| Variant::from_str(name, false).map_err(|e| format!("{name}: {e}")));
         Ok(Bench {
             args,
-            chosen: chosen.collect::<std::result::Result<_, _>>()?,
+            chosen: args.variants.iter().map(|name| variant::named(name)).collect::<std::result::Result<_, _>>()?,
             seconds: args.seconds,
             began: Instant::now(),
             interrupted: watch_interrupts()?,
@@ -296,7 +302,12 @@ impl Bench<'_> {
         match &self.bars {
             // Ignore errors: the terminal may have gone.
             Some(bars) => drop(bars.println(line)),
-            None => eprintln!("{line}"),
+            None => {
+                // If nobody reads it any more, nobody waits for the results.
+                if writeln!(std::io::stderr(), "{line}").is_err() {
+                    self.interrupted.store(true, Relaxed);
+                }
+            }
         }
     }
 

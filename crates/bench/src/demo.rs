@@ -10,7 +10,7 @@ mod tpot;
 use crate::{
     args::{DemoArgs, Show},
     bench::venue::OURS,
-    plot::{self, Leg, Switch},
+    plot::{self, Leg, Switch, now},
     watch_interrupts,
 };
 use longsplice::{Client, Outcome, Row};
@@ -21,6 +21,7 @@ use longsplice_lab::{
 use stage::{Download, HTTP, RATE, Result, SIZE, SOCKS, Stage};
 use std::{
     fs,
+    io::{self, Write},
     net::SocketAddr,
     path::Path,
     process::{ExitCode, ExitStatus},
@@ -29,7 +30,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 /// Bytes copied before the switch: three seconds of control mode, for comparison.
@@ -41,32 +42,23 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// `longsplice-bench demo`.
 pub fn demo(args: &DemoArgs) -> Outcome {
-    if !nix::unistd::Uid::effective().is_root() {
-        return Err("the demo makes network namespaces: run it as root".into());
-    }
-    let other = match args.what {
-        Show::Ftp => Some(ftp::tell as fn(&Story, &Path) -> Result<()>),
-        Show::Http => Some(http::tell as _),
-        Show::Tpot => Some(tpot::tell as _),
-        Show::Download => None,
+    let story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
+    let tell = match args.what {
+        Show::Download => tell,
+        Show::Ftp => ftp::tell,
+        Show::Http => http::tell,
+        Show::Tpot => tpot::tell,
     };
-    if let Some(tell) = other {
-        let story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
-        return tell(&story, &args.out).map(|()| ExitCode::SUCCESS);
-    }
-    fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
+    tell(&story, &args.out).map(|()| ExitCode::SUCCESS)
+}
+
+/// Runs the demo of a download.
+fn tell(story: &Story, out: &Path) -> Result<()> {
+    fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
     println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");
     println!("making a file of {} and its SHA-256 ...", longsplice::bytes(SIZE));
     let mut stage = Stage::set(THRESHOLD)?;
-    let mut story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
-    let told = story.tell(&mut stage, &args.out);
-    if told.is_err() {
-        let words = stage.program()?.output();
-        eprintln!("\nlast words of the proxy:");
-        words.lines().rev().take(20).collect::<Vec<_>>().iter().rev().for_each(|l| eprintln!("  {l}"));
-    }
-    told?;
-    Ok(ExitCode::SUCCESS)
+    story.tell(&mut stage, out).map_err(|e| format!("{e}{}", stage.last_words()).into())
 }
 
 /// Processor time, bytes, and segments that the server has sent again, at one moment.
@@ -87,7 +79,10 @@ struct Story {
 
 impl Story {
     fn say(&self, text: &str) {
-        println!("{:5.1} s  {text}", self.began.elapsed().as_secs_f64());
+        // If nobody reads it any more, nobody waits for the end.
+        if writeln!(io::stdout(), "{:5.1} s  {text}", self.began.elapsed().as_secs_f64()).is_err() {
+            self.interrupted.store(true, Relaxed);
+        }
     }
 
     /// Calls `look` every `step` until it returns a value.
@@ -112,7 +107,7 @@ impl Story {
         self.wait("the end of a pause", Duration::from_millis(20), || Ok((Instant::now() >= end).then_some(())))
     }
 
-    fn tell(&mut self, stage: &mut Stage, out: &Path) -> Result<()> {
+    fn tell(&self, stage: &mut Stage, out: &Path) -> Result<()> {
         self.say(&format!(
             "nginx serves {} at {}/s, SHA-256 {}",
             longsplice::bytes(SIZE),
@@ -254,10 +249,6 @@ impl Story {
 
 fn again(from: &Mark, to: &Mark) -> String {
     format!("segments sent again by the server: {}", to.retransmitted - from.retransmitted)
-}
-
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn short(digest: &str) -> String {

@@ -13,7 +13,6 @@ use clap::Parser;
 use std::{
     env,
     error::Error,
-    io,
     path::PathBuf,
     process::ExitCode,
     sync::{
@@ -43,19 +42,25 @@ fn program() -> Result<PathBuf, Box<dyn Error>> {
     Ok(program)
 }
 
-/// Catches Ctrl-C and SIGTERM, which must not leave namespaces and pinned links behind.
-fn watch_interrupts() -> io::Result<Arc<AtomicBool>> {
+/// To be called before namespaces are made, which needs root. Catches Ctrl-C, SIGTERM, and the end of the terminal, which must not
+/// leave namespaces and pinned links behind.
+fn watch_interrupts() -> Result<Arc<AtomicBool>, Box<dyn Error>> {
+    if !nix::unistd::Uid::effective().is_root() {
+        return Err("this makes network namespaces: run it as root".into());
+    }
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let context = runtime.enter();
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let [mut interrupt, mut terminate, mut hangup] =
+        [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
     drop(context);
     thread::spawn(move || {
         runtime.block_on(async {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
             }
             set.store(true, Relaxed);
         });

@@ -3,7 +3,11 @@
 
 use longsplice_lab::trace::{Packet, Trace};
 use plotters::{coord::Shift, prelude::*};
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 const TEXT: (&str, i32) = ("sans-serif", 13);
 /// Maximum number of points: more look like one line, and make a slow plot.
@@ -20,6 +24,11 @@ pub struct Switch {
     pub done: Duration,
     /// Time shown before and after the switch.
     pub around: Duration,
+}
+
+/// The time since the epoch.
+pub fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// One connection, as captured at its host.

@@ -1,12 +1,18 @@
 //! `longsplice-bench shell`: a network to try things in.
 
+use crate::{bench::network::Pins, watch_interrupts};
 use longsplice::Outcome;
 use longsplice_lab::{Lab, Shape, topology};
-use std::{env, io::Write, process::ExitCode};
+use std::{env, io::Write, process::ExitCode, sync::atomic::Ordering::Relaxed, thread, time::Duration};
 
-/// Makes a lab, starts a shell in its client, and removes the lab when the shell ends.
+/// Time between two looks whether the shell has ended.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Makes a lab, starts a shell in its client, and removes the lab with all programs in it when the shell ends.
 pub fn shell() -> Outcome {
+    let interrupted = watch_interrupts()?;
     let lab = Lab::simple(Shape::TwoDevices)?;
+    let _pins = Pins::at(&lab.forwarder)?;
     let enter = |n: &longsplice_lab::Namespace| format!("nsenter --net={}", n.path().display());
     let mut out = std::io::stdout().lock();
     writeln!(out, "client  c0 ──── f0  forwarder  f1 ──── s0  server\n")?;
@@ -30,6 +36,16 @@ pub fn shell() -> Outcome {
     )?;
     drop(out);
     let shell = env::var("SHELL").unwrap_or_else(|_| "/bin/bash".into());
-    let status = lab.client.command(&shell).status()?;
+    let mut shell = lab.client.command(&shell).spawn()?;
+    let status = loop {
+        if interrupted.load(Relaxed) {
+            shell.kill()?;
+        }
+        match shell.try_wait()? {
+            Some(status) => break status,
+            None => thread::sleep(LOOK),
+        }
+    };
+    lab.end_programs();
     Ok(status.code().map_or(ExitCode::FAILURE, |c| ExitCode::from(c.clamp(0, 255) as u8)))
 }

@@ -1,16 +1,19 @@
 //! Checks that the bench measures and keeps what it should; not how fast anything is.
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::signal::{Signal, killpg},
     unistd::Pid,
 };
 use serde_json::Value;
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, Output, Stdio},
     sync::{Mutex, PoisonError, RwLock},
+    thread,
+    time::Duration,
 };
 
 /// The memory of sockets is measured for the whole kernel, so that measurement needs exclusive access.
@@ -269,22 +272,53 @@ fn without_results_there_are_no_figures() {
     assert!(String::from_utf8_lossy(&bench.stderr).contains("run `longsplice-bench`"));
 }
 
+/// Ctrl-C at a terminal comes to all its programs, and some press it twice. A log may have nobody who reads it any more.
 #[test]
 #[ignore = "root"]
-fn sigterm_ends_it_as_ctrl_c_does() {
+fn what_is_interrupted_leaves_nothing() {
     let _others = KERNEL.read().unwrap_or_else(PoisonError::into_inner);
     let out = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_longsplice-bench"));
-    command.args(["threshold", "--rounds", "1000", "--seconds", "0.1", "--out", out.path().to_str().unwrap()]);
-    let mut bench = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut complaints = BufReader::new(bench.stderr.take().unwrap());
-    let mut said = String::new();
-    complaints.read_line(&mut said).unwrap(); // after its first round
-    kill(Pid::from_raw(bench.id() as i32), Signal::SIGTERM).unwrap();
-    complaints.read_to_string(&mut said).unwrap();
-    assert!(said.contains("interrupted"), "{said}");
-    assert_eq!(bench.wait().unwrap().code(), Some(1), "{said}");
-    let own = format!("ls-{}-", bench.id());
-    let left = fs::read_dir("/run/netns").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert_eq!(left.filter(|name| name.starts_with(&own)).collect::<Vec<_>>(), [""; 0]);
+    for signal in [Some(Signal::SIGINT), Some(Signal::SIGTERM), Some(Signal::SIGHUP), None] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_longsplice-bench"));
+        command.args(["threshold", "--rounds", "1000", "--seconds", "0.1", "--out", out.path().to_str().unwrap()]);
+        command.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut bench = command.spawn().unwrap();
+        let mut complaints = BufReader::new(bench.stderr.take().unwrap());
+        complaints.read_line(&mut String::new()).unwrap(); // after its first round
+        let pid = bench.id();
+        let status = match signal {
+            None => {
+                drop(complaints);
+                bench.wait().unwrap()
+            }
+            Some(signal) => loop {
+                if let Some(status) = bench.try_wait().unwrap() {
+                    break status;
+                }
+                killpg(Pid::from_raw(pid as i32), signal).unwrap();
+                thread::sleep(Duration::from_millis(1));
+            },
+        };
+        assert!(status.code().is_some_and(|code| code > 0), "{signal:?}: {status}");
+        let left = fs::read_dir("/run/netns").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let left: Vec<String> = left.filter(|name| name.starts_with(&format!("ls-{pid}-"))).collect();
+        assert_eq!(left, [""; 0], "{signal:?}");
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn a_bench_with_nothing_to_measure_fails_and_says_why() {
+    for (arguments, why) in [
+        (&["segment", "--variants", "end-to-end"][..], "nothing was measured"),
+        (&["segment", "--variants", "splced"], "--variants splced: not one of direct,"),
+        (&["segment", "--path", "c1, 1 KB, reno"], "--path chooses rows of wan and tpot"),
+        (&["wan", "--path", "t30, 1 KB, reno"], "`wan` has two links"),
+        (&["wan", "--path", "c1, 1 KB, vegas"], "not as in `c100, 1 MB, bbr`"),
+        (&["trace"], "needs --out"),
+    ] {
+        let bench = longsplice_bench(arguments);
+        let said = String::from_utf8_lossy(&bench.stderr);
+        assert!(!bench.status.success() && said.contains(why), "{arguments:?}: {said}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +39,8 @@ pub fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Opti
 pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, LabError> {
     let mut child = Command::new(program)
         .args(arguments)
+        // Ctrl-C at a terminal is sent to the whole group, and must not end a program that removes a lab.
+        .process_group(0)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -352,15 +352,15 @@ impl Lab {
     /// removed. Failures are left to the next sweep.
     pub fn sweep() -> usize {
         let stale: Vec<String> = entries(RUN_NETNS).into_iter().filter(|name| is_stale(name)).collect();
-        for name in &stale {
-            let pids = run("ip", &["netns", "pids", name], "").unwrap_or_default();
-            for pid in pids.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
-            }
-        }
+        stale.iter().for_each(|name| end_programs(name));
         let count = stale.len();
         drop(Removal(stale));
         count
+    }
+
+    /// Kills all programs that run in it.
+    pub fn end_programs(&self) {
+        self.namespaces().for_each(|host| end_programs(host.name()));
     }
 
     fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
@@ -435,6 +435,14 @@ pub(crate) fn steer(host: &Namespace, devices: &[&str], cpu: u32) -> Result<(), 
 fn entries(path: &str) -> Vec<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Kills all programs in a namespace.
+fn end_programs(name: &str) {
+    let pids = run("ip", &["netns", "pids", name], "").unwrap_or_default();
+    for pid in pids.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+    }
 }
 
 /// Whether a namespace belongs to a lab of a dead process. A reused process ID only delays the sweep.

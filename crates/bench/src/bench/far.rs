@@ -71,9 +71,6 @@ impl Far {
 
     /// Makes the network that of a cell. Connections that exist are closed by the server.
     pub fn prepare(&self, cell: &Cell) -> Result<()> {
-        if cell.place == 't' && self.lab.second.is_none() {
-            return Err(format!("{}: `wan` has two links; use `tpot`, or write c, s or b", cell.label).into());
-        }
         if self.ends.server.hang_up() {
             thread::sleep(HANGING_UP);
         }

@@ -8,7 +8,7 @@ use super::{
     variant::Variant,
     venue::{Near, OURS, Pair},
 };
-use crate::plot::{Leg, Switch, panel};
+use crate::plot::{Leg, Switch, now, panel};
 use longsplice::Ask;
 use longsplice_lab::{process::wait_for, trace::Tap};
 use plotters::prelude::*;
@@ -19,7 +19,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 /// Pause of the server between blocks: a flow that is never idle cannot be recreated.
@@ -116,8 +116,4 @@ fn switch(
     thread::sleep(APART);
     let around = if what == RECREATION { AROUND[1] } else { AROUND[0] };
     Ok(Seen { what, switch: Switch { began, done, around } })
-}
-
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -58,6 +58,13 @@ pub enum Variant {
 
 use Variant::*;
 
+/// The variant of this name.
+pub fn named(name: &str) -> Result<Variant, String> {
+    let names =
+        || Variant::all().filter_map(|v| Some(v.to_possible_value()?.get_name().to_owned())).collect::<Vec<_>>();
+    Variant::from_str(name, false).map_err(|_| format!("--variants {name}: not one of {}", names().join(", ")))
+}
+
 impl Variant {
     /// All variants, in the order of tables.
     pub fn all() -> impl Iterator<Item = Variant> {

@@ -96,8 +96,11 @@ pub fn costs(bench: &Bench<'_>) -> Result<()> {
 /// Measures the chosen rows or these, with the variants that can take part in them.
 fn transfers(bench: &Bench<'_>, section: Section, shape: Shape, all: &[Variant], rows: &[&str]) -> Result<()> {
     let rows = rows.iter().map(|row| row.parse()).collect::<std::result::Result<Vec<Cell>, _>>()?;
-    let venues = bench.venues(all, |v| Far::set(v, shape))?;
     let rows = if bench.args.path.is_empty() { &rows } else { &bench.args.path };
+    if let Some(cell) = rows.iter().find(|cell| cell.place == 't' && shape == Shape::TwoDevices) {
+        return Err(format!("{}: `wan` has two links; use `tpot`, or write c, s or b", cell.label).into());
+    }
+    let venues = bench.venues(all, |v| Far::set(v, shape))?;
     rows.iter().try_for_each(|cell| {
         let variants: Vec<Variant> = all.iter().copied().filter(|v| v.serves(cell)).collect();
         for venue in venues.all().filter(|venue| variants.contains(&venue.variant)) {

@@ -28,9 +28,9 @@ const CONFIG: &str = "leave_flows_on_stop = true\n\n[[listener]]\nprotocol = \"t
 pub fn tell(story: &Story, _: &Path) -> Result<()> {
     println!("client ──── first proxy ──── second proxy ──── server   (four network namespaces)");
     println!("   └───────────────── another path ───────────────┘\n");
+    println!("making a file of {} and its SHA-256 ...", ::longsplice::bytes(SIZE));
     let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() })?;
     let mut venue = Venue::new(Variant::TpotTwoSpliced, lab)?;
-    println!("making a file of {} and its SHA-256 ...", ::longsplice::bytes(SIZE));
     let digest = make_file(&venue.path("file"), SIZE)?;
     let (client, server) = (venue.lab.client.clone(), venue.lab.server.clone());
     let (first, second) = (venue.lab.forwarder.clone(), venue.lab.second.clone().ok_or("no second forwarder")?);
