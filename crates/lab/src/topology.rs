@@ -194,9 +194,13 @@ struct Removal(Vec<String>);
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        let existing = self.0.iter().filter(|name| Path::new(RUN_NETNS).join(name).exists());
-        let batch: String = existing.map(|name| format!("netns del {name}\n")).collect();
-        if let Err(error) = run("ip", &["-force", "-batch", "-"], &batch) {
+        let remove = || {
+            let existing = self.0.iter().filter(|name| Path::new(RUN_NETNS).join(name).exists());
+            let batch: String = existing.map(|name| format!("netns del {name}\n")).collect();
+            run("ip", &["-force", "-batch", "-"], &batch)
+        };
+        // Ctrl-C may have come before ip had a process group of its own.
+        if let Err(error) = remove().or_else(|_| remove()) {
             eprintln!("lab not removed, left to the next sweep: {error}");
         }
     }

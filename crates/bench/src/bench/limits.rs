@@ -13,7 +13,7 @@ pub struct Raised(Vec<(&'static str, u64)>);
 
 impl Raised {
     /// Raises a setting below /proc/sys, unless it is as large already. The error says why this failed.
-    pub fn raise(&mut self, name: &'static str, wanted: u64) -> Result<()> {
+    fn raise(&mut self, name: &'static str, wanted: u64) -> Result<()> {
         let before = read(name)?;
         if before < wanted {
             write(name, wanted).map_err(|e| format!("{e}, which is {before}"))?;

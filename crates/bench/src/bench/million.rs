@@ -3,7 +3,6 @@
 
 use super::{
     Bench, Result,
-    limits::Raised,
     machine::number,
     memory::resident,
     network::{PATIENCE, Packets, lab},
@@ -15,12 +14,13 @@ use super::{
 use longsplice::Ask;
 use longsplice_datapath::map_size;
 use longsplice_engine::FlowState;
-use longsplice_lab::{Family, process::wait_for, topology};
+use longsplice_lab::{Family, Namespace, process::wait_for, topology};
 use nix::{
     libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
+    sched::{CloneFlags, unshare},
     sys::{
-        resource::{Resource, getrlimit, setrlimit},
+        resource::{Resource, getrlimit},
         socket::{
             AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, setsockopt, socket,
             sockopt,
@@ -36,18 +36,21 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     ops::Range,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc::{Receiver, Sender, channel},
+    },
     time::{Duration, Instant},
 };
 
 /// Number of connections opened first: look-ups among a million are
 /// compared with look-ups among these. Memory is measured from here on.
 const FEW: usize = 1000;
-/// Connections opened between two looks for an interrupt.
-const STEP: usize = 50_000;
 /// Descriptors that the program has beside those of the connections.
-const OTHERS: u64 = 1000;
+const OTHERS: u64 = 256;
+/// Maximum number of connections in a group: between two groups, there is a look for an interrupt.
+const GROUP: u64 = 50_000;
 /// Ports used per client address, and the first of them.
 const PER_CLIENT: usize = 50_000;
 const FIRST_PORT: u16 = 10_000;
@@ -69,30 +72,20 @@ const LONG: Duration = Duration::from_secs(120);
 /// Opens the connections in two steps, and measures.
 pub fn measure(bench: &Bench<'_>) -> Result<()> {
     let connections = bench.args.connections as usize;
-    let (mut raised, descriptors) = (Raised::default(), 2 * connections as u64 + OTHERS);
-    if descriptors > getrlimit(Resource::RLIMIT_NOFILE)?.0 {
-        raised.raise("fs/nr_open", descriptors)?;
-        let set = setrlimit(Resource::RLIMIT_NOFILE, descriptors, descriptors);
-        set.map_err(|e| format!("{descriptors} descriptors: {e}"))?;
-    }
     let venue = venue(connections)?;
     let few = FEW.min(connections / 2);
     let rounds = (connections / 100).max(100);
-    let mut ends = Ends::listen(&venue, connections)?;
+    let mut ends = Ends::listen(bench, &venue, connections)?;
     let mut dice = SmallRng::seed_from_u64(1);
     let mut draw = |n: usize| (0..rounds).map(|_| dice.random_range(0..n)).collect::<Vec<_>>();
-    ends.open(&venue, 0..few)?;
+    ends.open(0..few)?;
     wait_released(&venue)?;
     ends.ping(&draw(few))?; // warms everything up
     let micros_few = ends.ping(&draw(few))?;
     let (resident_few, slab_few) = (held(&venue), slab()?);
 
     let began = Instant::now();
-    for from in (few..connections).step_by(STEP) {
-        bench.check()?;
-        bench.say(&format!("million: {from} connections"));
-        ends.open(&venue, from..connections.min(from + STEP))?;
-    }
+    ends.open(few..connections)?;
     let seconds = began.elapsed().as_secs_f64();
     wait_released(&venue)?;
     let (resident, slab) = (held(&venue), slab()?);
@@ -194,72 +187,130 @@ fn slab() -> Result<f64> {
     Ok(number(&info, "Slab").ok_or("no Slab in /proc/meminfo")? as f64 * 1024.0)
 }
 
-/// Both ends of all connections, each at the place of its number, which it starts with.
-struct Ends {
-    listeners: Vec<TcpListener>,
-    clients: Vec<TcpStream>,
-    servers: Vec<Option<TcpStream>>,
+/// An order to one end of a group: which connections to open, or to pass bytes over.
+#[derive(Clone)]
+enum Order {
+    Open(Range<usize>),
+    Ping(Vec<usize>),
 }
 
-impl Ends {
+/// One end of a group: a thread that closes its connections when its orders can no longer come. It answers each with the seconds
+/// that it took.
+type End = (Sender<Order>, Receiver<std::result::Result<f64, String>>);
+
+/// Both ends of all connections, in groups. Each end of a group has a table of descriptors of its own: there is a limit for each
+/// table, which not every root may raise.
+struct Ends<'a> {
+    bench: &'a Bench<'a>,
+    venue: &'a Many,
+    listeners: Arc<Vec<TcpListener>>,
+    /// Number of connections accepted.
+    accepted: Arc<AtomicUsize>,
+    groups: Vec<[End; 2]>,
+    /// Number of connections in a group.
+    room: usize,
+}
+
+impl Ends<'_> {
     /// Starts the listeners.
-    fn listen(venue: &Many, connections: usize) -> Result<Ends> {
+    fn listen<'a>(bench: &'a Bench<'a>, venue: &'a Many, connections: usize) -> Result<Ends<'a>> {
+        let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        let room = usize::try_from(limit.saturating_sub(OTHERS).clamp(100, GROUP))?;
         let servers = connections.div_ceil(PER_SERVER);
         let listeners: io::Result<Vec<TcpListener>> =
             venue.lab.server.run(|| (0..servers).map(|i| TcpListener::bind(server(i))).collect());
-        let listeners = listeners?;
-        for l in &listeners {
+        let listeners = Arc::new(listeners?);
+        for l in listeners.iter() {
             l.set_nonblocking(true)?;
             endure(l)?; // accepted sockets inherit it
             listen(l, Backlog::new(BACKLOG)?)?;
         }
-        Ok(Ends { listeners, clients: Vec::new(), servers: (0..connections).map(|_| None).collect() })
+        Ok(Ends { bench, venue, listeners, accepted: Arc::default(), groups: Vec::new(), room })
     }
 
-    /// Opens connections.
-    fn open(&mut self, venue: &Many, range: Range<usize>) -> Result<()> {
-        let (accepted, until) = (AtomicUsize::new(range.start), range.end);
-        let Ends { listeners, clients, servers } = self;
-        let (opened, server) = thread::scope(|scope| {
-            let server = scope.spawn(|| accept(listeners, servers, until, &accepted).map_err(|e| e.to_string()));
-            let opened = venue
-                .lab
-                .client
-                .run(|| range.map(|k| open(k, &accepted)).collect::<Result<Vec<_>>>().map_err(|e| e.to_string()));
-            (opened, server.join())
+    /// Starts both ends of the next group.
+    fn group(&self) -> [End; 2] {
+        let (base, room, lab) = (self.groups.len() * self.room, self.room, &self.venue.lab);
+        let (listeners, accepted) = (self.listeners.clone(), self.accepted.clone());
+        let (mut clients, until) = (Vec::new(), accepted.clone());
+        let client = end(&lab.client, move |order| match order {
+            Order::Open(mut range) => range.try_for_each(|k| Ok(clients.push(open(k, &until)?))),
+            Order::Ping(list) => on_one_cpu(|| {
+                list.iter().try_for_each(|k| {
+                    let mut s: &TcpStream = clients.get(k - base).ok_or("a connection that was not opened")?;
+                    s.write_all(&block(*k))?;
+                    expect(s, *k)
+                })
+            }),
         });
+        let mut servers: Vec<Option<TcpStream>> = (0..room).map(|_| None).collect();
+        let server = end(&lab.server, move |order| match order {
+            Order::Open(range) => accept(&listeners, base, &mut servers, range.end, &accepted),
+            Order::Ping(list) => on_one_cpu(|| {
+                list.iter().try_for_each(|k| {
+                    let mut s = servers[k - base].as_ref().ok_or("a connection that never came")?;
+                    expect(s, *k)?;
+                    Ok(s.write_all(&block(*k))?)
+                })
+            }),
+        });
+        [client, server]
+    }
+
+    /// Gives both ends of a group an order. Returns the seconds that the client took.
+    fn both(&self, group: usize, order: &Order) -> Result<f64> {
+        let [client, server] = &self.groups[group];
+        for (orders, _) in [client, server] {
+            orders.send(order.clone()).map_err(|_| "a host is gone")?;
+        }
         // If one fails, the other soon fails, too.
-        clients.extend(opened?);
-        Ok(server.map_err(|_| "the server panicked")??)
+        let seconds = client.1.recv()??;
+        server.1.recv()??;
+        Ok(seconds)
+    }
+
+    /// Opens connections, one group after another.
+    fn open(&mut self, range: Range<usize>) -> Result<()> {
+        let mut from = range.start;
+        while from < range.end {
+            self.bench.check()?;
+            let group = from / self.room;
+            if group == self.groups.len() {
+                self.bench.say(&format!("million: {from} connections"));
+                self.groups.push(self.group());
+            }
+            let to = range.end.min((group + 1) * self.room);
+            self.both(group, &Order::Open(from..to))?;
+            from = to;
+        }
+        Ok(())
     }
 
     /// Measures round trips over these connections. Returns the average in microseconds.
     fn ping(&self, list: &[usize]) -> Result<f64> {
-        let seconds = thread::scope(|scope| {
-            let server = scope.spawn(|| {
-                let echo = |k: &usize| {
-                    let mut s = self.servers[*k].as_ref().ok_or("a connection that never came")?;
-                    expect(s, *k)?;
-                    Ok(s.write_all(&block(*k))?)
-                };
-                on_one_cpu(|| list.iter().try_for_each(echo)).map_err(|e| e.to_string())
-            });
-            let client = scope.spawn(|| {
-                let began = Instant::now();
-                let ping = |k: &usize| {
-                    let mut s = &self.clients[*k];
-                    s.write_all(&block(*k))?;
-                    expect(s, *k)
-                };
-                on_one_cpu(|| list.iter().try_for_each(ping)).map_err(|e| e.to_string())?;
-                Ok::<f64, String>(began.elapsed().as_secs_f64())
-            });
-            let seconds = client.join().map_err(|_| "the client panicked")??;
-            server.join().map_err(|_| "the server panicked")??;
-            Ok::<f64, String>(seconds)
-        })?;
+        let mut seconds = 0.0;
+        for group in 0..self.groups.len() {
+            let own = list.iter().copied().filter(|k| k / self.room == group).collect();
+            seconds += self.both(group, &Order::Ping(own))?;
+        }
         Ok(seconds * 1e6 / list.len() as f64)
     }
+}
+
+/// Starts an end in a namespace.
+fn end(host: &Namespace, mut act: impl FnMut(Order) -> Result<()> + Send + 'static) -> End {
+    let ((orders, told), (tell, done)) = (channel(), channel());
+    host.spawn(move || {
+        let own = unshare(CloneFlags::CLONE_FILES).map_err(|e| format!("descriptors of its own: {e}"));
+        for order in told {
+            let began = Instant::now();
+            let result = own.clone().and_then(|()| act(order).map_err(|e| e.to_string()));
+            if tell.send(result.map(|()| began.elapsed().as_secs_f64())).is_err() {
+                return;
+            }
+        }
+    });
+    (orders, done)
 }
 
 /// Opens a connection, once the server is not too far behind. Must be called in the client's namespace.
@@ -280,9 +331,10 @@ fn open(k: usize, accepted: &AtomicUsize) -> Result<TcpStream> {
     Ok(s)
 }
 
-/// Accepts connections up to this number.
+/// Accepts connections up to this number, of which the first has number `base`.
 fn accept(
     listeners: &[TcpListener],
+    base: usize,
     ends: &mut [Option<TcpStream>],
     until: usize,
     accepted: &AtomicUsize,
@@ -304,7 +356,7 @@ fn accept(
             let Some(mut s) = pending.pop_front() else { break };
             let mut k = [0; 8];
             s.read_exact(&mut k).map_err(|e| format!("the number of a connection: {e}"))?;
-            let place = ends.get_mut(usize::try_from(u64::from_ne_bytes(k))?);
+            let place = ends.get_mut(usize::try_from(u64::from_ne_bytes(k))?.wrapping_sub(base));
             if place.ok_or("a number that no connection has")?.replace(s).is_some() {
                 return Err("two connections with one number".into());
             }
