@@ -234,7 +234,10 @@ impl Ends<'_> {
         let (listeners, accepted) = (self.listeners.clone(), self.accepted.clone());
         let (mut clients, until) = (Vec::new(), accepted.clone());
         let client = end(&lab.client, move |order| match order {
-            Order::Open(mut range) => range.try_for_each(|k| Ok(clients.push(open(k, &until)?))),
+            Order::Open(mut range) => range.try_for_each(|k| {
+                clients.push(open(k, &until)?);
+                Ok(())
+            }),
             Order::Ping(list) => on_one_cpu(|| {
                 list.iter().try_for_each(|k| {
                     let mut s: &TcpStream = clients.get(k - base).ok_or("a connection that was not opened")?;
