@@ -23,6 +23,7 @@ mod packets;
 mod paths;
 mod peer;
 mod plugged;
+mod processors;
 mod records;
 mod scenarios;
 mod simulator;

@@ -262,7 +262,8 @@ INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 	if ((p->word.flags & (PATH_FIN | PATH_FIN_ACKED)) != PATH_FIN)
 		return;
-	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48); /* set it first: later packets must find it */
+	/* First: a packet that has not moved max_ack yet will find it (awaits_fin_ack()). */
+	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
 	if (flags & LEG_FIN_ACKED || *(volatile __u32 *)&rev->max_ack == p->word.end + p->seq_add) {
 		__sync_fetch_and_and(&rev->word.all, ~((__u64)PATH_PEER_FIN << 48));
 		__sync_fetch_and_or(&p->word.all, (__u64)PATH_FIN_ACKED << 48);

@@ -281,9 +281,16 @@ INLINE int is_stopped(const struct path *p)
 	return !(*(volatile __u16 *)&p->word.flags & PATH_SPLICED);
 }
 
+/* Does the entry wait for the acknowledgement of a FIN? Perhaps only since its word was read: a commit learns of some FINs when
+ * the entries are in force already (catch_up()). */
+INLINE int awaits_fin_ack(const struct path *p)
+{
+	return *(volatile __u16 *)&p->word.flags & PATH_PEER_FIN;
+}
+
 /* Raise the highest acknowledgement, and record its window and the time. now: as path.seen. Writes only if something changes,
  * since a cache line that is only read can stay in the caches of several processors. Returns 0 if done, 1 if the entry was
- * stopped, and -1 after too many lost races. */
+ * stopped, or awaits_fin_ack(), and -1 after too many lost races. */
 INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
 {
 	__u64 *at = (__u64 *)&p->max_ack;
@@ -297,7 +304,7 @@ INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
 		if (n.all == a.all)
 			return 0;
 		if (__sync_val_compare_and_swap(at, a.all, n.all) == a.all)
-			return n.max_ack == a.max_ack ? 0 : is_stopped(p);
+			return n.max_ack != a.max_ack && (is_stopped(p) || awaits_fin_ack(p));
 	}
 	return -1;
 }
@@ -447,7 +454,7 @@ INLINE enum step path_step(struct path *p, struct path *rev, union path_word w, 
 		return r > 0 ? STEP_RECORD : STEP_DROP;
 	if (advance_ack(p, s->ack, s->win, now) < 0)
 		return STEP_DROP;
-	if (w.flags & PATH_PEER_FIN && fin_acked(p, rev, s->ack))
+	if (awaits_fin_ack(p) && fin_acked(p, rev, s->ack)) /* not by `w`: catch_up() looks at max_ack only once */
 		plan->events = 1 << EVENT_CLOSED;
 	if (is_stopped(p))
 		return STEP_RECORD;

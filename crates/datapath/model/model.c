@@ -1,14 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The decisions of the data path (step.h, record.h and the files that they include), compiled for user space and driven by a
- * simulator: one flow and one processor, and a second one, on which a segment arrives before the first takes one of its locks.
- * This file replaces the look-ups and the dispatch of splice.bpf.c. There are no packets. */
+ * simulator: one flow and one processor, and others that do something before the first takes a lock or changes a word that they
+ * share. This file replaces the look-ups and the dispatch of splice.bpf.c. There are no packets. */
 #include <linux/bpf.h>
 #include <stdlib.h>
 #include <string.h>
+#include <ucontext.h>
 
-static void before_lock(void);
-static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l, before_lock(); }
-static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
+/* Where processors see each other's work: before a lock is taken, and before a word is changed atomically. */
+static void meet(void);
+
+static __thread int locked; /* locks that are held */
+
+static inline void bpf_spin_lock(struct bpf_spin_lock *l)
+{
+	do
+		meet();
+	while (l->val);
+	l->val = 1;
+	locked++;
+}
+
+static inline void bpf_spin_unlock(struct bpf_spin_lock *l)
+{
+	l->val = 0;
+	locked--;
+}
+
+#define __sync_fetch_and_add(at, n) (meet(), __sync_fetch_and_add(at, n))
+#define __sync_fetch_and_and(at, n) (meet(), __sync_fetch_and_and(at, n))
+#define __sync_fetch_and_or(at, n) (meet(), __sync_fetch_and_or(at, n))
+#define __sync_val_compare_and_swap(at, was, n) (meet(), __sync_val_compare_and_swap(at, was, n))
 
 #include "place.h"
 #include "record.h"
@@ -41,7 +63,7 @@ struct model_out {
 
 /* The segment that arrives on the second processor. */
 struct meanwhile {
-	__u32 locks; /* how many locks the first processor is about to take before; 0 once the segment has arrived */
+	__u32 meetings; /* how often the first processor calls meet() before; 0 once the segment has arrived */
 	__u32 leg;   /* where it arrives */
 	struct seg s;
 	struct model_out out;
@@ -226,15 +248,43 @@ again:
 	take(out, step, s, &p);
 }
 
-/* The model that the first processor works on. */
-static __thread struct model *busy;
+/* What a processor of model_race() does: a switch call, or a segment from leg i's host. Mirrored in src/model.rs. */
+struct model_job {
+	struct switch_call *call; /* or NULL */
+	__u32 i;
+	__u8 done; /* out: 1 */
+	__u8 over; /* out: model_is_over() at its end */
+	struct seg s;
+	struct model_out out;
+};
 
-/* Let the second processor's segment arrive when it is its turn. */
-static void before_lock(void)
+/* A processor of model_race(). Mirrored there, too. */
+struct model_processor {
+	struct model_job *jobs;
+	__u64 n;
+};
+
+struct processor {
+	ucontext_t at;
+	struct model_processor work;
+	int over;
+	char stack[64 << 10];
+};
+
+static __thread struct model *busy;       /* the model that the first processor works on, before a `meanwhile` */
+static __thread struct processor *racing; /* the one of model_race() that runs */
+static __thread ucontext_t referee;
+
+static void meet(void)
 {
 	struct model *m = busy;
 
-	if (!m || !m->meanwhile || !m->meanwhile->locks || --m->meanwhile->locks)
+	if (racing) {
+		swapcontext(&racing->at, &referee);
+		return;
+	}
+	/* A second processor would wait for a lock that is held. */
+	if (!m || !m->meanwhile || locked || !m->meanwhile->meetings || --m->meanwhile->meetings)
 		return;
 	busy = NULL;
 	ingress(m, m->meanwhile->leg, &m->meanwhile->s, &m->meanwhile->out);
@@ -299,6 +349,61 @@ void model_switch(struct model *m, struct switch_call *c)
 	busy = NULL;
 	read_positions(&g->a, &g->end_a, &g->origin_a, a, pa);
 	read_positions(&g->b, &g->end_b, &g->origin_b, b, pb);
+}
+
+static __thread struct model *raced;
+
+/* Each job answers the one before: if a segment is not forwarded, the next one is never sent. */
+static void race(void)
+{
+	struct processor *p = racing;
+	struct model_job *job = p->work.jobs;
+
+	for (__u64 n = p->work.n; n--; job++) {
+		if (job->call)
+			model_switch(raced, job->call);
+		else
+			ingress(raced, job->i, &job->s, &job->out);
+		job->done = 1;
+		job->over = model_is_over(raced);
+		if (!job->call && !job->out.fwd)
+			break;
+	}
+	p->over = 1;
+}
+
+static void get_ready(struct processor *p)
+{
+	getcontext(&p->at);
+	p->at.uc_stack.ss_sp = p->stack;
+	p->at.uc_stack.ss_size = sizeof(p->stack);
+	p->at.uc_link = &referee;
+	makecontext(&p->at, race, 0);
+}
+
+/* Run processors side by side. Whenever they may see each other's work, `seed` says which goes on. */
+void model_race(struct model *m, const struct model_processor *of, int n, __u64 seed)
+{
+	struct processor *all = calloc(n, sizeof(*all));
+	int i, left = n;
+
+	if (!all)
+		abort();
+	raced = m;
+	for (i = 0; i < n; i++) {
+		all[i].work = of[i];
+		get_ready(&all[i]);
+	}
+	while (left) {
+		seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+		racing = &all[(seed >> 33) % n];
+		if (racing->over)
+			continue;
+		swapcontext(&referee, &racing->at);
+		left -= racing->over;
+	}
+	racing = NULL;
+	free(all);
 }
 
 /* Have `n` bytes from leg i's host pass, as whole segments would that were acknowledged at once, too many to be sent one by one.

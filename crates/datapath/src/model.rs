@@ -5,6 +5,7 @@ use crate::{Frozen, Half, Pair, PathView, Side, SwitchError, Switched, abi, swit
 use std::{
     ffi::c_int,
     fmt,
+    marker::PhantomData,
     ptr::{self, NonNull},
 };
 
@@ -31,7 +32,7 @@ pub struct Start {
 }
 
 #[repr(C)]
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Out {
     local: u8,
     fwd: u8,
@@ -45,10 +46,51 @@ struct Out {
 
 #[repr(C)]
 struct Meanwhile {
-    locks: u32,
+    meetings: u32,
     leg: u32,
     seg: Seg,
     out: Out,
+}
+
+/// What a processor does in a [race](Model::race). Mirrors `struct model_job`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Job<'a> {
+    switch: Option<&'a mut abi::switch_call>,
+    from: u32,
+    done: u8,
+    over: u8,
+    seg: Seg,
+    out: Out,
+}
+
+impl<'a> Job<'a> {
+    /// A freeze, commit, unsplice or look.
+    pub fn switch(switch: &'a mut Switch) -> Job<'a> {
+        Job { switch: Some(&mut switch.0), from: 0, done: 0, over: 0, seg: Seg::default(), out: Out::default() }
+    }
+
+    /// A segment from a host. What follows it in the list is an answer, so that comes only if the segment is forwarded.
+    pub fn segment(from: Side, seg: Seg) -> Job<'a> {
+        Job { switch: None, from: index(from) as u32, done: 0, over: 0, seg, out: Out::default() }
+    }
+
+    /// Returns the fate of a segment, as [`Model::ingress`] does. `None`: it never came.
+    pub fn fate(&self) -> Option<(Fate, u8)> {
+        (self.done != 0).then(|| fate(&self.out))
+    }
+
+    /// Returns whether the flow was [over](Model::is_over) when this was done.
+    pub fn was_over(&self) -> bool {
+        self.over != 0
+    }
+}
+
+#[repr(C)]
+struct Processor<'a, 'b> {
+    jobs: *mut Job<'b>,
+    n: u64,
+    borrowed: PhantomData<&'a mut Job<'b>>,
 }
 
 /// A switch call with its answer, as the data path's program uses it.
@@ -123,6 +165,7 @@ unsafe extern "C" {
     fn model_replace(m: *mut Opaque, start: *const Start);
     fn model_is_over(m: *const Opaque) -> c_int;
     fn model_switch(m: *mut Opaque, c: *mut abi::switch_call);
+    fn model_race(m: *mut Opaque, of: *const Processor<'_, '_>, n: c_int, seed: u64);
     fn model_leap(m: *mut Opaque, i: c_int, n: u64, copied: c_int) -> c_int;
     fn model_path(m: *const Opaque, i: c_int, to: *mut abi::path);
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
@@ -178,21 +221,21 @@ impl Model {
         fate(&out)
     }
 
-    /// Runs `work`, during which a segment from a host arrives on another
-    /// processor, just before the `locks`th lock is taken. Returns the fate of that segment,
-    /// as [`Model::ingress`] does. `None`: fewer locks were taken, so it has not arrived.
+    /// Runs `work`, during which a segment from a host arrives on another processor, just before the first one takes a lock, or
+    /// changes a word that both know, for the `meetings`th time. Returns the fate of that segment, as [`Model::ingress`]
+    /// does. `None`: it did that less often, so the segment has not arrived.
     pub fn meanwhile<T>(
         &mut self,
-        (locks, from, s): (u32, Side, &Seg),
+        (meetings, from, s): (u32, Side, &Seg),
         work: impl FnOnce(&mut Model) -> T,
     ) -> (T, Option<(Fate, u8)>) {
-        let mut meanwhile = Meanwhile { locks, leg: index(from) as u32, seg: *s, out: Out::default() };
+        let mut meanwhile = Meanwhile { meetings, leg: index(from) as u32, seg: *s, out: Out::default() };
         // SAFETY: live pointers.
         unsafe { model_meanwhile(self.0.as_ptr(), &mut meanwhile) };
         let done = work(self);
         // SAFETY: as above; the pointer is reset before `meanwhile` ends. If `work` panics, the model is only freed.
         unsafe { model_meanwhile(self.0.as_ptr(), ptr::null_mut()) };
-        (done, (meanwhile.locks == 0).then(|| fate(&meanwhile.out)))
+        (done, (meanwhile.meetings == 0).then(|| fate(&meanwhile.out)))
     }
 
     /// Handles a segment from the local socket of a leg. `None`: muted.
@@ -220,6 +263,16 @@ impl Model {
     pub fn switch(&mut self, switch: &mut Switch) {
         // SAFETY: live pointers.
         unsafe { model_switch(self.0.as_ptr(), &mut switch.0) }
+    }
+
+    /// Runs processors side by side, each with its jobs in their order. Whenever one is about to take a lock, or to change a word
+    /// that all know, `seed` says which of them goes on.
+    pub fn race<'a>(&mut self, processors: &mut [&mut [Job<'a>]], seed: u64) {
+        let of = processors.iter_mut();
+        let of: Vec<Processor<'_, 'a>> =
+            of.map(|jobs| Processor { jobs: jobs.as_mut_ptr(), n: jobs.len() as u64, borrowed: PhantomData }).collect();
+        // SAFETY: live pointers to as many elements as is said; all return before this does.
+        unsafe { model_race(self.0.as_ptr(), of.as_ptr(), of.len() as c_int, seed) }
     }
 
     /// Moves all positions on by `n` bytes from a host, as if as many had passed, and nothing else. `None` if that is not possible

@@ -19,7 +19,7 @@ impl World {
     /// Chooses the next segment of one of the hosts to arrive in the middle of an operation.
     pub(super) fn choose_meanwhile(&mut self) -> Option<Meanwhile> {
         let r = self.other_cpu.as_mut()?;
-        let (from, lock) = (Side::BOTH[r.random_range(0..2)], r.random_range(1..12));
+        let (from, meeting) = (Side::BOTH[r.random_range(0..2)], r.random_range(1..24));
         let coming = self.queue.iter().filter_map(|Reverse(Queued(at, serial, e))| match e {
             Event::ToUs(side, p) if *side == from => Some((*at, *serial, p)),
             _ => None,
@@ -27,6 +27,6 @@ impl World {
         let (_, serial, packet) = coming.min_by_key(|c| (c.0, c.1))?;
         let packet = packet.clone();
         let segment = self.arriving(from, &packet);
-        Some(Meanwhile { serial, from, packet, segment, lock, fate: None })
+        Some(Meanwhile { serial, from, packet, segment, meeting, fate: None })
     }
 }

@@ -95,9 +95,9 @@ pub struct Meanwhile {
     pub from: Side,
     pub packet: Packet,
     pub segment: Seg,
-    /// Number of the lock before which it arrives.
-    pub lock: u32,
-    /// The decision about the segment; `None`: the operation took fewer locks.
+    /// It arrives before the first processor takes a lock, or changes a shared word, for this many times.
+    pub meeting: u32,
+    /// The decision about the segment; `None`: the operation did that less often.
     pub fate: Option<(Fate, u8)>,
 }
 
@@ -106,7 +106,7 @@ impl Meanwhile {
         if self.fate.is_some() {
             return work(m);
         }
-        let (done, fate) = m.meanwhile((self.lock, self.from, &self.segment), work);
+        let (done, fate) = m.meanwhile((self.meeting, self.from, &self.segment), work);
         self.fate = fate;
         done
     }

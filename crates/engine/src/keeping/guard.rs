@@ -76,7 +76,11 @@ impl Guard {
         }
         self.full = (all, now + FULL_EVERY);
         let (n, entries) = (all - told, d.entries().unwrap_or(u64::MAX));
-        tracing::warn!("{n} connections are copied, not spliced: {}", why_no_room(entries, d.max_flows()));
+        // which of them a transparent listener had taken, the data path does not know
+        tracing::warn!(
+            "cannot track {n} connections: they are copied, and clients of transparent listeners are reset; {}",
+            why_no_room(entries, d.max_flows())
+        );
     }
 }
 
