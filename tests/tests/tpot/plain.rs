@@ -1,12 +1,12 @@
 //! Single packets of hosts that do not ask, past a transparent listener: what it takes, and what is routed on.
 
 use super::packets::{Host, NEXT, PORT, SYN_ACK, USUAL, option, packet};
-use longsplice_datapath::{Destinations, TpotOptions, TpotWhose, set_transparent};
+use longsplice_datapath::{Destinations, TPOT_DOORS, TpotOptions, TpotWhose, set_transparent};
 use longsplice_lab::{Family, topology::SERVER_SECOND};
 use longsplice_tests::packet::{Packet, flag};
 use nix::libc;
 use socket2::{Domain, Socket, Type};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use test_case::test_case;
 
 /// Mark of a packet that goes to our sockets (MARK_TAKEN).
@@ -161,6 +161,26 @@ fn a_connection_that_is_awaited(family: Family) {
     drop(edge.listener.take());
     assert!(!edge.takes(&Packet { from: SocketAddr::new(edge.client.ip(), 4002), ..edge.syn() }));
     assert_eq!(["intercepted-plain", "left", "unserved"].map(|name| edge.verdict(name)), [2, 0, 0]);
+}
+
+/// Connections are awaited in one namespace at so many addresses, and not at one more. A listener that is gone leaves its places.
+#[test]
+#[ignore = "root"]
+fn there_is_room_for_so_many_awaited_connections() {
+    let others = |host: &Host, n: u32| SocketAddr::new(IpAddr::V4((0x0a00_0000 + n).into()), host.server.port());
+    let mut edge = Edge::with(Family::V4, |host, listener| {
+        for n in 0..TPOT_DOORS as u32 {
+            host.tpot.await_at(others(host, n), host.proxy, listener).expect("room");
+        }
+        let error = host.tpot.await_at(host.server, host.proxy, listener).expect_err("no room");
+        assert_eq!(error.raw_os_error(), Some(libc::E2BIG));
+    });
+    assert!(!edge.takes(&edge.syn()));
+    let listener = edge.listener.take().expect("once");
+    assert!(edge.takes(&Packet { to: others(&edge.host, 7), ..edge.syn() }));
+    drop(listener);
+    let next = edge.host.lab.client.run(|| TcpListener::bind("127.0.0.1:0")).expect("a listener");
+    edge.host.tpot.await_at(edge.host.server, edge.host.proxy, &next).expect("room again");
 }
 
 /// A SYN that asks for a proxy and is taken by a transparent listener is not left alone.

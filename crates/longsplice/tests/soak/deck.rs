@@ -246,10 +246,12 @@ impl Stage {
                 self.pass(1000, 2000);
             }
             Card::FewFlows => {
+                let few = ledger.begins("few flows", Harm::Taken);
                 self.replace(Going::Clean, Means::FewFlows, |_| {});
                 self.pass(6000, 10_000);
                 self.full_tables();
                 self.replace(Going::Clean, Means::Ample, |_| {});
+                ledger.ends(few);
                 self.pass(1000, 2000);
             }
         }

@@ -25,8 +25,9 @@ const AWAITED: Duration = Duration::from_secs(20);
 /// A client's control connection.
 pub struct Talk(BufReader<TcpStream>);
 
-/// Logs in at a server, and opens a data connection; `is_active`: the client awaits it.
-pub fn open(proxy: SocketAddr, server: SocketAddr, is_active: bool, script: &Script) -> io::Result<(TcpStream, Talk)> {
+/// Logs in at a server, and opens a data connection; `is_active`: the client awaits it. `proxy`: or the server, for a client that
+/// takes the proxy for it.
+pub fn open(proxy: SocketAddr, user: &str, is_active: bool, script: &Script) -> io::Result<(TcpStream, Talk)> {
     // hosts have several addresses, and data connections have to come from that of the control connection
     let local = script.local.map(|at| SocketAddr::new(at.ip(), 0));
     let stream = traffic::connect(proxy, &Script { local, ..script.clone() })?;
@@ -36,7 +37,7 @@ pub fn open(proxy: SocketAddr, server: SocketAddr, is_active: bool, script: &Scr
     let own = stream.local_addr()?.ip();
     let mut talk = Talk(BufReader::new(stream));
     talk.hear(&[220])?;
-    talk.ask(&format!("USER ann@{server}"), 331)?;
+    talk.ask(&format!("USER {user}"), 331)?;
     talk.ask("PASS secret", 230)?;
     // either one, whatever kind the stream is of
     let command = if script.seed.is_some_and(|seed| seed & 8 == 0) { "RETR file" } else { "STOR file" };

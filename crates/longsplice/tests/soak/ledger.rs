@@ -36,6 +36,9 @@ pub enum Harm {
     New,
     /// The same, as a device is away: what hosts send only once, such as a reset, does not arrive.
     Away,
+    /// Connections that a transparent listener takes, and that the server does not shake hands with: their clients are reset if
+    /// the tables have no room.
+    Taken,
     /// Connections from a port that was in use a moment before. The hosts keep no TIME-WAIT, so segments of the last
     /// connection that were lost and come again may reset the next one (RFC 1337).
     Again,
@@ -435,7 +438,10 @@ impl Book {
         let was_made = |e: &Event| e.harms_new() && e.meets(s.began, arrived);
         let is_again = matches!(s.kind, Kind::Short | Kind::Cut);
         let meets_another = |e: &Event| is_again && matches!(e.harm, Harm::Again) && e.meets(s.began, s.end());
-        self.events.iter().any(|e| was_made(e) || meets_another(e)) || self.changes(s).any(|(_, stays)| !stays)
+        let is_taken = matches!(s.via, Way::FtpRouted | Way::FtpRoutedActive);
+        let was_taken = |e: &Event| is_taken && matches!(e.harm, Harm::Taken) && e.meets(s.began, arrived);
+        let is_hurt = |e: &Event| was_made(e) || meets_another(e) || was_taken(e);
+        self.events.iter().any(is_hurt) || self.changes(s).any(|(_, stays)| !stays)
     }
 }
 

@@ -2,7 +2,10 @@
 
 use super::{
     ledger::{Harm, Ledger},
-    ways::{CROSSING, FTP, FTP_ACTIVE, JUDGED, LOGIN, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
+    ways::{
+        CROSSING, FTP, FTP_ACTIVE, FTP_ROUTED, JUDGED, LOGIN, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, TRIGGERED,
+        name, other,
+    },
     web::{SITE, servers},
 };
 use crate::running::{Control, LONGSPLICE, Pins, Running, eventually};
@@ -13,9 +16,10 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},
-    fs,
+    fs::{self, Permissions},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::Command,
     sync::{
         Arc, Mutex, PoisonError,
@@ -71,7 +75,10 @@ impl Program {
     /// `splice`: when, at all listeners; `None`: each has a policy of its own.
     pub fn start(lab: &Lab, splice: Option<&str>) -> Program {
         let dir = tempfile::tempdir().expect("a directory");
-        fs::write(dir.path().join("longsplice.toml"), configuration(splice)).expect("the configuration");
+        fs::write(dir.path().join("longsplice.toml"), configuration(splice, dir.path())).expect("the configuration");
+        let answers = dir.path().join("answers");
+        fs::write(&answers, "#!/bin/sh\necho go-on\n").expect("a program");
+        fs::set_permissions(&answers, Permissions::from_mode(0o755)).expect("a program");
         let pins = Pins::of(&lab.forwarder);
         let (told, before) = (Arc::default(), String::new());
         let mut program = Program { running: None, pins, dir, idle_descriptors: 0, told, before };
@@ -256,8 +263,9 @@ pub fn processes(lab: &Lab) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Listeners of each kind, in both address families, with different policies, or all with this one.
-fn configuration(splice: Option<&str>) -> String {
+/// Listeners of each kind, in both address families, with different policies, or all with this one. `dir`: where the program is
+/// that triggers ask.
+fn configuration(splice: Option<&str>, dir: &Path) -> String {
     let mut text =
         "log = { format = \"json\" }\nleave_flows_on_stop = true\nsource = [\"10.77.2.1\", \"10.77.2.11\", \"fd77:2::1\", \"fd77:2::b\"]\n"
             .to_owned();
@@ -288,6 +296,15 @@ fn configuration(splice: Option<&str>) -> String {
             "splice = \"at-once\", release_after = 0.5",
             &format!("target = \"{plug}\"\n{judged}"),
         );
+        // none of them takes the connection back, so it has to outlive the process as others do
+        let asks = format!("then = \"ask\", program = \"{}\", limit = 5", dir.join("answers").display());
+        let triggers = format!("trigger = [{{ bytes = 200_000, {asks} }}, {{ idle = 1, {asks} }}]");
+        listener(
+            "plug",
+            at(TRIGGERED),
+            "splice = \"at-once\", release_after = 0.5",
+            &format!("target = \"{plug}\"\n{triggers}"),
+        );
         listener("socks5", at(SOCKS), "splice = 20000, release_after = 0.2", "bind = { wait = 20 }");
         listener("http", at(PROXY), "splice = 65536, release_after = 2", "");
         listener("http", at(SITE), "splice = \"at-once\", release_after = 1", "route = [{ pool = \"web\" }]");
@@ -302,6 +319,8 @@ fn configuration(splice: Option<&str>) -> String {
         let any = if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let any = SocketAddr::new(any, TRANSPARENT);
         listener("transparent", any, "splice = \"at-once\", release_after = 1", "");
+        let routed = SocketAddr::new(any.ip(), FTP_ROUTED);
+        listener("ftp", routed, "splice = \"at-once\", release_after = 0.5", "transparent = true");
     }
     let servers = servers().map(|server| format!("\"{server}\"")).join(", ");
     text + &format!("[pool.web]\nservers = [{servers}]\nfailures = 1000000\nidle_time = 3\n")

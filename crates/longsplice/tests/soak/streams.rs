@@ -4,7 +4,7 @@ use super::{
     ftp,
     plan::{HANGS, Kind, Plan},
     traffic::Traffic,
-    ways::{ANSWER, FTP, NAMES, STREAMS, TRANSPARENT, Way},
+    ways::{ANSWER, FTP, FTP_ROUTED, NAMES, STREAMS, TRANSPARENT, Way},
     web::DISCOURAGED,
 };
 use longsplice_lab::{
@@ -30,13 +30,14 @@ const AGAIN: u16 = 4000;
 /// Starts servers for each address family.
 pub fn serve(traffic: &Arc<Traffic>, lab: &Lab) {
     for family in Family::BOTH {
-        for port in [STREAMS, NAMES, TRANSPARENT, FTP] {
+        for port in [STREAMS, NAMES, TRANSPARENT, FTP, FTP_ROUTED] {
             let at = SERVER.port(family, port);
             let listener = lab.server.run(|| traffic::listen(at, &Script::answerer())).expect("the server listens");
             let traffic = traffic.clone();
             // FTP opens connections of its own
-            lab.server.spawn(move || {
-                if port == FTP { ftp::accept(&traffic, &listener) } else { accept(&traffic, &listener, port == NAMES) }
+            lab.server.spawn(move || match port {
+                FTP | FTP_ROUTED => ftp::accept(&traffic, &listener),
+                _ => accept(&traffic, &listener, port == NAMES),
             });
         }
     }

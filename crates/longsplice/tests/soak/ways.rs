@@ -19,6 +19,8 @@ pub const STREAMS: u16 = 7000;
 pub const CROSSING: u16 = 7001;
 /// The proxy's port for a plug that judges first bytes.
 pub const JUDGED: u16 = 7003;
+/// The proxy's port for a plug with triggers.
+pub const TRIGGERED: u16 = 7004;
 pub const SOCKS: u16 = 1080;
 pub const PROXY: u16 = 3128;
 /// The server's port for TLS, and the proxy's, which forwards to it by name.
@@ -29,6 +31,8 @@ pub const TRANSPARENT: u16 = 7002;
 /// or by the server in any case. The first one is the server's port, too.
 pub const FTP: u16 = 2021;
 pub const FTP_ACTIVE: u16 = 2022;
+/// The server's port for FTP of clients that do not know of the proxy.
+pub const FTP_ROUTED: u16 = 2023;
 pub const LOGIN: u16 = 2323;
 /// How long a server tries to connect to a client that waits for it (BIND).
 const TRIES: Duration = Duration::from_secs(20);
@@ -40,6 +44,7 @@ pub enum Way {
     Plug,
     CrossingPlug,
     JudgedPlug,
+    TriggeredPlug,
     Socks,
     /// The server connects to the client.
     SocksBind,
@@ -51,13 +56,17 @@ pub enum Way {
     FtpPassive,
     /// One that the client awaits.
     FtpActive,
+    /// As those two, with a client that does not know of the proxy.
+    FtpRouted,
+    FtpRoutedActive,
 }
 
 impl Way {
-    pub const ALL: [Way; 11] = [
+    pub const ALL: [Way; 14] = [
         Way::Plug,
         Way::CrossingPlug,
         Way::JudgedPlug,
+        Way::TriggeredPlug,
         Way::Socks,
         Way::SocksBind,
         Way::Connect,
@@ -66,13 +75,15 @@ impl Way {
         Way::Login,
         Way::FtpPassive,
         Way::FtpActive,
+        Way::FtpRouted,
+        Way::FtpRoutedActive,
     ];
 
     /// The client's address that the proxy sees, if the client can choose it: it does not for connections that it awaits.
     pub fn family_of_client(self, family: Family, to: Family) -> Option<Family> {
         match self {
-            Way::Transparent => Some(to),
-            Way::FtpActive => None,
+            Way::Transparent | Way::FtpRouted => Some(to),
+            Way::FtpActive | Way::FtpRoutedActive => None,
             _ => Some(family),
         }
     }
@@ -90,6 +101,7 @@ impl Way {
             Way::Plug => traffic::connect(proxy(STREAMS), script),
             Way::CrossingPlug => traffic::connect(proxy(CROSSING), script),
             Way::JudgedPlug => traffic::connect(proxy(JUDGED), script),
+            Way::TriggeredPlug => traffic::connect(proxy(TRIGGERED), script),
             Way::Socks => traffic::socks5_connect(proxy(SOCKS), target, script),
             Way::SocksBind => await_server(traffic, server, proxy(SOCKS), SERVER.port(to, STREAMS), script),
             Way::Connect => tunnel(proxy(PROXY), target, script),
@@ -99,7 +111,12 @@ impl Way {
             Way::FtpPassive | Way::FtpActive => {
                 // any mixture of the four ways to make a pair
                 let port = if script.nodelay { FTP } else { FTP_ACTIVE };
-                let opened = ftp::open(proxy(port), SERVER.port(to, FTP), self == Way::FtpActive, script);
+                let user = format!("ann@{}", SERVER.port(to, FTP));
+                let opened = ftp::open(proxy(port), &user, self == Way::FtpActive, script);
+                return opened.map(|(stream, talk)| (stream, Some(talk)));
+            }
+            Way::FtpRouted | Way::FtpRoutedActive => {
+                let opened = ftp::open(SERVER.port(to, FTP_ROUTED), "ann", self == Way::FtpRoutedActive, script);
                 return opened.map(|(stream, talk)| (stream, Some(talk)));
             }
         };
