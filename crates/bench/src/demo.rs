@@ -58,6 +58,7 @@ fn tell(story: &Story, out: &Path) -> Result<()> {
     println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");
     println!("making a file of {} and its SHA-256 ...", longsplice::bytes(SIZE));
     let mut stage = Stage::set(THRESHOLD)?;
+    let story = Story { began: Instant::now(), interrupted: story.interrupted.clone() };
     story.tell(&mut stage, out).map_err(|e| format!("{e}{}", stage.last_words()).into())
 }
 

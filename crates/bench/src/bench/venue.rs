@@ -97,8 +97,12 @@ impl<E> Venue<E> {
 
     /// Starts any program, and waits until it listens at the port.
     pub fn serve(&mut self, at: &Namespace, run: &mut Command, port: u16) -> Result<()> {
-        let guard = ChildGuard::spawn(run)?.ended_gently();
-        self.programs.insert(0, when_ready(guard, |_| at.wait_listening(port, START))?);
+        let mut guard = ChildGuard::spawn(run)?.ended_gently();
+        wait_for(START, || (at.listening(port) || !guard.is_running()).then_some(()));
+        if !at.listening(port) {
+            return Err(format!("{run:?} does not listen on port {port}; it said:\n{}", guard.output()).into());
+        }
+        self.programs.insert(0, guard);
         Ok(())
     }
 
@@ -423,6 +427,15 @@ pub fn limit(stream: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[ignore = "root"]
+    fn a_program_that_ends_is_not_waited_for() {
+        let mut venue = Venue::new(Variant::Direct, lab(Packets::Large, false).unwrap()).unwrap();
+        let at = venue.lab.server.clone();
+        let why = venue.serve(&at, &mut at.command("false"), PORT).unwrap_err().to_string();
+        assert!(why.contains("does not listen on port 7000"), "{why}");
+    }
 
     #[test]
     fn a_dozen_rules() {
