@@ -19,6 +19,11 @@ pub(crate) const OWN: [&str; 13] = [
     "upgrade",
 ];
 
+/// Fields that are about the very bytes of a body: a validator of other bytes would poison caches, and a digest would not match
+/// (RFC 9110, 8.8 and 14.3; RFC 9530; RFC 3230; RFC 1864).
+pub(crate) const ABOUT_BYTES: [&str; 7] =
+    ["accept-ranges", "content-digest", "content-md5", "digest", "etag", "last-modified", "repr-digest"];
+
 /// Names and values in their original order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fields {
@@ -84,6 +89,11 @@ impl Fields {
             let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
             !OWN.iter().any(|o| is(o)) && !hop.iter().any(|h| is(h))
         })
+    }
+
+    /// The values of all fields with this name that are forwarded.
+    pub(crate) fn passed_on<'a>(&'a self, hop: &'a [String], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.end_to_end(hop).filter(move |(n, _)| n.eq_ignore_ascii_case(name.as_bytes())).map(|(_, value)| value)
     }
 
     /// The options of `Connection`, in lower case (RFC 9110, 7.6.1).

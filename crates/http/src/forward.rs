@@ -1,7 +1,11 @@
 //! Writes heads for the other side from the parsed values, so that both sides of a proxy read the same message. Fields about
 //! one connection are left out (RFC 9110, 7.6.1).
 
-use crate::{Form, Framing, Request, Response, Version, fields::OWN};
+use crate::{
+    Form, Framing, Request, Response, Version,
+    accept::Codings,
+    fields::{ABOUT_BYTES, OWN},
+};
 use std::{io::Write, net::IpAddr, time::SystemTime};
 
 /// How servers are told the client's address.
@@ -28,8 +32,8 @@ pub struct Onward<'a> {
     pub forwarded: Forwarded,
     /// The client's address.
     pub client: IpAddr,
-    /// Ask for no content coding, even if the client accepts one (RFC 9110, 12.5.3).
-    pub identity: bool,
+    /// The codings of content that are asked for.
+    pub codings: Codings,
     /// The site the client asked for, if we act for a site. The server is told of it together with the client's address.
     pub site: Option<&'a str>,
 }
@@ -45,15 +49,22 @@ pub struct Back<'a> {
     pub close: bool,
     /// When the reply arrived, for a reply without `Date` (RFC 9110, 6.6.1).
     pub now: SystemTime,
-    /// The body is changed: its length is not known, and what the server says of its bytes is not true any more. It has to be
-    /// written with [`Response::framing_of_changed`](crate::Response::framing_of_changed).
-    pub changed: bool,
+    /// What becomes of the body.
+    pub content: Content,
 }
 
-/// Fields that are about the very bytes of a body: a validator of other bytes would poison caches, and a digest would not match
-/// (RFC 9110, 8.8 and 14.3; RFC 9530; RFC 3230; RFC 1864).
-const ABOUT_BYTES: [&str; 7] =
-    ["accept-ranges", "content-digest", "content-md5", "digest", "etag", "last-modified", "repr-digest"];
+/// What becomes of a body. If it is changed, its length is not known, and what the server says of its bytes is not true any more.
+/// It has to be written with [`Response::framing_of_changed`](crate::Response::framing_of_changed).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Content {
+    /// It stays as it is.
+    #[default]
+    AsItIs,
+    /// It is changed.
+    Changed,
+    /// It is changed, and has this coding instead of its own.
+    Recoded(Option<&'static str>),
+}
 
 /// Writes the head of a request to a server, in origin form. The body is to be forwarded unchanged.
 pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
@@ -69,6 +80,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         Forwarded::Standard => "forwarded",
         Forwarded::XForwardedFor => "x-forwarded-for",
     };
+    let codings = to.codings.asked(r.passed_on("accept-encoding"));
     for (n, value) in r.fields.end_to_end(&r.hop) {
         let is = |other: &str| n.eq_ignore_ascii_case(other.as_bytes());
         // RFC 9110, 10.1.1: an HTTP/1.0 client cannot handle the interim reply 100
@@ -77,7 +89,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         let site = to.forwarded == Forwarded::XForwardedFor && to.site.is_some();
         let of_site = ["x-forwarded-host", "x-forwarded-proto"].iter().filter(|_| site);
         let ours = is(name)
-            || (is("accept-encoding") && to.identity)
+            || (is("accept-encoding") && codings.is_some())
             || (is("via") && to.via.is_some())
             || of_site.clone().any(|o| is(o));
         let disguised = OWN.iter().chain([&name]).chain(of_site).any(|o| !o.is_empty() && is_disguised(n, o));
@@ -85,8 +97,8 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
             line(&mut out, &[n, b": ", value]);
         }
     }
-    if to.identity {
-        field(&mut out, "Accept-Encoding", b"identity");
+    if let Some(codings) = codings {
+        field(&mut out, "Accept-Encoding", codings.as_bytes());
     }
     framing(&mut out, r.framing);
     if let Some(n) = r.max_forwards {
@@ -136,10 +148,13 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
 /// Writes the head of a reply to the client. A chunked body for an
 /// HTTP/1.0 client has to be forwarded without the chunk framing.
 pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
+    let changed = to.content != Content::AsItIs;
+    let recoded = if let Content::Recoded(coding) = to.content { Some(coding) } else { None };
     let mut out = Vec::with_capacity(512);
     line(&mut out, &[b"HTTP/1.1 ", r.status.to_string().as_bytes(), b" ", r.reason.as_bytes()]);
     for (n, value) in r.fields.end_to_end(&r.hop) {
-        let untrue = to.changed && ABOUT_BYTES.iter().any(|about| n.eq_ignore_ascii_case(about.as_bytes()));
+        let untrue = changed && ABOUT_BYTES.iter().any(|about| n.eq_ignore_ascii_case(about.as_bytes()))
+            || recoded.is_some() && n.eq_ignore_ascii_case(b"content-encoding");
         if !(untrue || n.eq_ignore_ascii_case(b"via") && to.via.is_some()) {
             line(&mut out, &[n, b": ", value]);
         }
@@ -147,8 +162,19 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
     if r.status >= 200 && r.passed_on("date").next().is_none() {
         field(&mut out, "Date", httpdate::fmt_http_date(to.now).as_bytes());
     }
+    if let Some(coding) = recoded {
+        coding.into_iter().for_each(|coding| field(&mut out, "Content-Encoding", coding.as_bytes()));
+        // another client, who accepts other codings, would get other bytes
+        let varies = |value: &[u8]| {
+            let text = String::from_utf8_lossy(value).to_ascii_lowercase();
+            text.split(',').any(|name| matches!(name.trim(), "accept-encoding" | "*"))
+        };
+        if !r.passed_on("vary").any(varies) {
+            field(&mut out, "Vary", b"Accept-Encoding");
+        }
+    }
     match (r.framing, r.said) {
-        _ if to.changed => framing(&mut out, r.framing_of_changed(to.client)),
+        _ if changed => framing(&mut out, r.framing_of_changed(to.client)),
         (Framing::Chunked, _) if to.client == Version::Http10 => {}
         (Framing::None, Some(n)) => framing(&mut out, Framing::Exact(n)),
         (f, _) => framing(&mut out, f),

@@ -16,6 +16,7 @@
 //!
 //! Heads are parsed by `httparse`. [`Scan`] first rejects what `httparse` accepts and RFC 9112 forbids.
 
+pub mod accept;
 mod authority;
 mod body;
 mod chunked;

@@ -2,7 +2,7 @@
 
 use crate::{
     Authority, FIELDS_MAX, Fields, Framing, METHOD_MAX, Version, Wrong,
-    fields::{is_token, number, wrong_field},
+    fields::{ABOUT_BYTES, is_token, number, wrong_field},
 };
 use std::mem::MaybeUninit;
 
@@ -124,9 +124,27 @@ impl Request {
         self.fields.plain(&self.hop)
     }
 
+    /// The values of all fields with this name that are forwarded to the server.
+    pub fn passed_on<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.fields.passed_on(&self.hop, name)
+    }
+
     /// Keeps fields of this name from being forwarded: they were for us.
     pub fn keep_back(&mut self, name: &str) {
         self.hop.push(name.to_ascii_lowercase());
+    }
+
+    /// Returns the request whose body is changed, and sent in chunks. What the client says of its bytes is not true any more.
+    /// `decoded`: its coding is taken off.
+    #[must_use]
+    pub fn recast(&self, decoded: bool) -> Request {
+        let mut changed = self.clone();
+        changed.framing = Framing::Chunked;
+        ABOUT_BYTES.iter().for_each(|name| changed.keep_back(name));
+        if decoded {
+            changed.keep_back("content-encoding");
+        }
+        changed
     }
 
     /// Whether the request may be sent again if no byte of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and

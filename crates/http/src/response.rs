@@ -114,10 +114,7 @@ impl Response {
 
     /// The values of all fields with this name that are forwarded to the client.
     pub fn passed_on<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        self.fields
-            .end_to_end(&self.hop)
-            .filter(move |(n, _)| n.eq_ignore_ascii_case(name.as_bytes()))
-            .map(|(_, value)| value)
+        self.fields.passed_on(&self.hop, name)
     }
 
     /// Whether another reply to the same request follows (RFC 9110, 15.2). 101 is final.

@@ -2,7 +2,8 @@
 
 use longsplice_http::{
     Request, Response, Version,
-    forward::{self, Back, Forwarded, Onward},
+    accept::Codings,
+    forward::{self, Back, Content, Forwarded, Onward},
     reply::Reply,
 };
 use std::{net::IpAddr, time::SystemTime};
@@ -12,10 +13,11 @@ const ONWARD: Onward<'static> = Onward {
     via: None,
     forwarded: Forwarded::None,
     client: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)),
-    identity: false,
+    codings: Codings::Any,
     site: None,
 };
-const BACK: Back<'static> = Back { via: None, client: Version::Http11, close: false, now: NOW, changed: false };
+const BACK: Back<'static> =
+    Back { via: None, client: Version::Http11, close: false, now: NOW, content: Content::AsItIs };
 const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 const DATE: &str = "Date: Thu, 01 Jan 1970 00:00:00 GMT";
 

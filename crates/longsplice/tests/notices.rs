@@ -15,6 +15,8 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/THIRD-PARTY-
 const WRITE: &str = "WRITE_NOTICES";
 /// Texts of sources that a package brings along, below its directory.
 const CARRIED: [(&str, &str); 1] = [("libbpf-sys", "libbpf/LICENSE.BSD-2-Clause")];
+/// Packages without a text, and those of the same repository, which have that of both.
+const SHARED: [(&str, &str); 1] = [("alloc-stdlib", "alloc-no-stdlib")];
 const HEAD: &str = "\
 The program longsplice contains the packages below. The texts of their licences follow, each with the packages that it is of.
 If a package may be used under any of several licences, the text of one is here. The program contains parts of the Rust
@@ -91,7 +93,14 @@ fn notices() -> String {
     for package in &linked {
         let name = format!("{} {}", text(package, "name"), text(package, "version"));
         all += &format!("{name}: {}\n", text(package, "license"));
-        texts(package).into_iter().for_each(|text| of_text.entry(text).or_default().push(name.clone()));
+        let other = SHARED.iter().find(|(of, _)| package["name"] == *of).map(|(_, other)| {
+            let other = *linked.iter().find(|p| p["name"] == *other).expect("the other package");
+            assert_eq!(other["repository"], package["repository"]);
+            other
+        });
+        texts(other.unwrap_or(package))
+            .into_iter()
+            .for_each(|text| of_text.entry(text).or_default().push(name.clone()));
     }
     let mut of_text: Vec<_> = of_text.into_iter().map(|(text, packages)| (packages, text)).collect();
     of_text.sort();

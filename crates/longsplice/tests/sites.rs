@@ -16,7 +16,8 @@ const NGINX: u16 = 8083;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Tells what has come, and at `/count`, how often a path was asked for. At `/size/N`, there are N bytes; at `/old`, what a cache
-/// may keep and has to ask about, or 503 while there is a file `sick`; at `/held`, text once there is a file `go`.
+/// may keep and has to ask about, or 503 while there is a file `sick`; at `/held`, text once there is a file `go`; at `/coded/NAME`,
+/// the file `page.NAME` with that coding, or the one behind `?`.
 const PYTHON: &str = r#"
 import http.server, json, os, sys, time
 asked = {}
@@ -53,6 +54,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.reply(503, b'sick', [])
             keep = 'max-age=0, stale-while-revalidate=100' if 'while' in path else 'max-age=0, stale-if-error=100'
             return self.reply(200, b'version %d' % n, [('Cache-Control', keep), ('ETag', '"%d"' % n)])
+        if path.startswith('/coded/'):
+            name = path[7:]
+            self.send_response(200)
+            for field in [('Content-Type', 'text/html'), ('Content-Encoding', self.path.split('?')[-1].split('/')[-1]),
+                          ('ETag', '"x"'), ('Content-MD5', 'x'), ('Transfer-Encoding', 'chunked')]:
+                self.send_header(*field)
+            self.end_headers()
+            with open('page.' + name, 'rb') as page:
+                while piece := page.read(1000):
+                    self.wfile.write(b'%x\r\n%s\r\n' % (len(piece), piece))
+            return self.wfile.write(b'0\r\n\r\n')
         if path.startswith('/held'):
             while not os.path.exists('go'):
                 time.sleep(0.01)
@@ -155,8 +167,10 @@ impl Scene {
     /// Starts nginx with these lines of its `server`.
     fn serve_files(&mut self, more: &str) {
         let (dir, at) = (self.setting.dir.path().display().to_string(), server(NGINX));
+        let module = "load_module /usr/lib/nginx/modules/ngx_http_brotli_filter_module.so; ";
+        let module = if more.contains("brotli") { module } else { "" };
         let text = format!(
-            "daemon off; master_process off; user root; pid {dir}/nginx.pid; error_log stderr; events {{}}\n\
+            "{module}daemon off; master_process off; user root; pid {dir}/nginx.pid; error_log stderr; events {{}}\n\
              http {{ access_log {dir}/nginx.log; default_type text/html; server {{ listen {at}; root {dir}/root; {more} }} }}\n"
         );
         fs::create_dir(self.path("root")).unwrap();
@@ -541,4 +555,128 @@ fn only_named_clients_purge() {
     scene.run(&["--request", "PURGE", "--output", "/dev/null", &format!("{}[1-3000]", Scene::url("/fresh?"))]);
     scene.get("/fresh", &[]);
     assert_eq!((scene.count("cache_hits"), scene.count("cache_entries"), scene.asked("/fresh")), (1, 1, 7));
+}
+
+const CODED: [&str; 4] = ["gzip", "deflate", "br", "zstd"];
+
+/// Encodes a file of the server with programs of others.
+const ENCODE: &str = r#"
+import gzip, subprocess, zlib
+page = open('root/page.html', 'rb').read()
+open('page.gzip', 'wb').write(gzip.compress(page[:1000]) + gzip.compress(page[1000:]))
+open('page.deflate', 'wb').write(zlib.compress(page))
+subprocess.run(['zstd', '-q', '-f', '-19', 'root/page.html', '-o', 'page.zstd'], check=True)
+script = "require('fs').writeFileSync('page.br', require('zlib').brotliCompressSync(require('fs').readFileSync('root/page.html')))"
+subprocess.run(['node', '-e', script], check=True)
+"#;
+
+/// Servers compress what clients accept; the filter takes that off, and puts it on again. curl reads it as browsers do.
+#[test]
+#[ignore = "root"]
+fn coded_pages_are_changed() {
+    let filter = |encode: bool, pool: &str| {
+        format!(
+            "[listener.filter]\nencode = {encode}\naccept_encoding = \"known\"\n\
+             change = [{{ type = \"text/html\", remove_element = \"script\" }}]\n[[listener.route]]\npool = \"{pool}\"\n"
+        )
+    };
+    let page: String = (0..20_000).map(|n| format!("<p>{n}<script>alert({n})</script></p>\n")).collect();
+    let want: String = (0..20_000).map(|n| format!("<p>{n}</p>\n")).collect();
+    let mut scene = Scene::new(&filter(true, "files"));
+    scene.serve_files("gzip on; gzip_proxied any; gzip_min_length 1; brotli on; brotli_min_length 1;");
+    fs::write(scene.path("root/page.html"), &page).unwrap();
+    let accept = |coding: &str| format!("Accept-Encoding: {coding}");
+    let see = |scene: &Scene, path: &str, more: &[&str], coding: Option<&str>| {
+        let got = scene.get(path, more);
+        assert!(got.status == 200 && got.body == want, "{more:?}: {} bytes: {}", got.body.len(), got.head);
+        assert_eq!((got.field("Content-Encoding"), got.field("ETag")), (coding, None), "{more:?}: {}", got.head);
+        assert!(got.field("Content-Length").is_none() && got.field("Last-Modified").is_none(), "{}", got.head);
+    };
+    for coding in ["gzip", "br"] {
+        see(&scene, "/page.html", &["--compressed", "--header", &accept(coding)], Some(coding));
+        // of a part, which is asked for as a whole, and by a client of old
+        see(&scene, "/page.html", &["--compressed", "--header", &accept(coding), "--range", "0-9"], Some(coding));
+        see(&scene, "/page.html", &["--compressed", "--header", &accept(coding), "--http1.0"], Some(coding));
+        let head = scene.get("/page.html", &["--header", &accept(coding), "--head"]);
+        assert_eq!((head.status, head.field("ETag"), head.field("Content-Length")), (200, None, None), "{}", head.head);
+    }
+    see(&scene, "/page.html", &[], None);
+    assert_eq!(scene.count("replies_changed"), 7);
+    // what nobody changes is as it was
+    fs::write(scene.path("root/page.jpg"), &page).unwrap();
+    let got = scene.get("/page.jpg", &["--compressed"]);
+    assert!(got.body == page && got.field("Last-Modified").is_some(), "{}", got.head);
+
+    let ran = Command::new("python3").args(["-c", ENCODE]).current_dir(scene.setting.dir.path()).status().unwrap();
+    assert!(ran.success(), "{ran}");
+    for encode in [true, false] {
+        scene.proxy.shut_down();
+        scene.setting.configure(&site(&filter(encode, "one")));
+        scene.proxy = scene.setting.start();
+        for coding in CODED {
+            let path = format!("/coded/{coding}");
+            see(&scene, &path, &["--compressed"], Some(coding).filter(|_| encode));
+            see(&scene, &path, &[], None);
+            // damaged, and cut off
+            for (n, name) in ["damaged", "cut"].iter().enumerate() {
+                let mut bytes = fs::read(scene.path(&format!("page.{coding}"))).unwrap();
+                let middle = bytes.len() / 2;
+                if n == 0 {
+                    bytes[middle..].fill(0)
+                } else {
+                    bytes.truncate(middle)
+                }
+                fs::write(scene.path(&format!("page.{name}")), bytes).unwrap();
+                let url = Scene::url(&format!("/coded/{name}?{coding}"));
+                let mut curl = scene.setting.lab.client.command("curl");
+                curl.args(["--disable", "--silent", "--fail", "--max-time", "50", &url]);
+                let mut curl = ChildGuard::spawn(&mut curl).unwrap();
+                assert!(curl.wait(PATIENCE).is_some_and(|status| !status.success()), "{coding} {name}");
+            }
+        }
+        assert_eq!((scene.count("bodies_damaged"), scene.count("bodies_too_long")), (8, 0));
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn uploads_are_judged_and_changed() {
+    let scene = Scene::new(
+        "[listener.filter.upload]\n\
+         rules = [{ action = \"deny\", body_contains = 'EICAR' }, { action = \"deny\", type = \"video/*\" }]\n\
+         change = [{ type = \"text/plain\", replace = '[0-9]{16}', with = \"(number)\" }]\n\
+         [[listener.route]]\npool = \"one\"\n",
+    );
+    let file = |name: &str, content: &str| {
+        fs::write(scene.path(name), content).unwrap();
+        format!("@{}", scene.path(name).display())
+    };
+    // so long that curl waits for 100 before it sends a body whose length it says
+    let long: String = (0..100_000).map(|n: u32| format!("{:x} ", n.wrapping_mul(2_654_435_761))).collect();
+    let number = file("number", &format!("{long} 1234567890123456 {long}"));
+    let bad = file("bad", &format!("{long}EICAR{long}"));
+    let ran =
+        Command::new("gzip").args(["-k", "number", "bad"]).current_dir(scene.setting.dir.path()).status().unwrap();
+    assert!(ran.success(), "{ran}");
+    let text = ["--header", "Content-Type: text/plain"];
+    let chunked = ["--header", "Transfer-Encoding: chunked"];
+    let gzip = ["--header", "Content-Encoding: gzip"];
+    for framing in [&[][..], &chunked] {
+        for (coding, end) in [(&[][..], ""), (&gzip, ".gz")] {
+            let all = [&text[..], framing, coding].concat();
+            let got = scene.get("/x", &[&all[..], &["--data-binary", &format!("{number}{end}")]].concat());
+            let echo = got.echo();
+            assert!(echo["body"] == format!("{long} (number) {long}"), "{all:?}: {}", echo["length"]);
+            assert!(echo["fields"]["content-encoding"].is_null(), "{}", echo["fields"]);
+            let got = scene.get("/denied", &[&all[..], &["--data-binary", &format!("{bad}{end}")]].concat());
+            assert_eq!(got.status, 403, "{all:?}");
+        }
+    }
+    // others are as they were
+    let csv = ["--header", "Content-Type: text/csv"];
+    let got = scene.get("/x", &[&csv[..], &["--data-binary", &number]].concat());
+    assert_eq!(got.echo()["length"], 2 * long.len() + 18);
+    assert_eq!(scene.get("/denied", &["--header", "Content-Type: video/mp4", "--data", "x"]).status, 403);
+    assert_eq!((scene.count("denied"), scene.count("requests_changed")), (5, 4));
+    assert_eq!(scene.asked("/denied"), 0, "the server has never had a whole one");
 }

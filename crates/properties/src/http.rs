@@ -2,7 +2,8 @@
 
 use longsplice_http::{
     Authority, Body, Form, Framing, Kind, Request, Response, Scan, Step, Version, Wrong,
-    forward::{self, Back, Forwarded, Onward},
+    accept::Codings,
+    forward::{self, Back, Content, Forwarded, Onward},
     path, range,
 };
 use std::{
@@ -106,12 +107,12 @@ pub(crate) fn request(input: &[u8]) {
         return; // CONNECT is not passed on
     }
     let client = IpAddr::V6(Ipv6Addr::LOCALHOST);
-    for (via, forwarded, identity, site) in [
-        (None, Forwarded::None, false, None),
-        (Some("us"), Forwarded::Standard, true, Some("a:1")),
-        (Some("us"), Forwarded::XForwardedFor, false, Some("a:1")),
+    for (via, forwarded, codings, site) in [
+        (None, Forwarded::None, Codings::Any, None),
+        (Some("us"), Forwarded::Standard, Codings::None, Some("a:1")),
+        (Some("us"), Forwarded::XForwardedFor, Codings::Known, Some("a:1")),
     ] {
-        let to = Onward { host: "b.example:81", via, forwarded, client, identity, site };
+        let to = Onward { host: "b.example:81", via, forwarded, client, codings, site };
         let written = forward::request(&request, &to);
         // Lists grow by what we add; a head that was as long as it may be is the next one's affair.
         if written.len() > longsplice_http::HEAD_MAX {
@@ -153,7 +154,7 @@ pub(crate) fn reply(input: &[u8]) {
     if method == "HEAD" || matches!(reply.status, 100..=199 | 204 | 304) {
         assert_eq!(reply.framing, Framing::None);
     }
-    let back = Back { via: Some("us"), client, close, now: SystemTime::UNIX_EPOCH, changed: false };
+    let back = Back { via: Some("us"), client, close, now: SystemTime::UNIX_EPOCH, content: Content::AsItIs };
     let written = forward::response(&reply, &back);
     if written.len() > longsplice_http::REPLY_HEAD_MAX {
         return;

@@ -6,6 +6,7 @@
 //! - bytes one by one lead to the same as all at once, and what follows a message changes nothing;
 //! - what is accepted and written again by us is read as the same, to its last byte.
 
+mod codings;
 mod ftp;
 mod handshakes;
 mod http;
@@ -22,11 +23,12 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
     Target { name: "http_target", check: http::target },
+    Target { name: "content_coding", check: codings::content },
     Target { name: "client_hello", check: handshakes::client_hello },
     Target { name: "socks5", check: handshakes::socks5 },
     Target { name: "socks4", check: handshakes::socks4 },

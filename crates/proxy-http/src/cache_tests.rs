@@ -1,6 +1,7 @@
 //! The store: a written reply is found again complete, or not at all.
 
 use super::*;
+use longsplice_http::accept::Codings;
 use longsplice_proxy::{
     fields::{Change, FieldChange, FieldChanges},
     filter::Filter,
@@ -71,7 +72,7 @@ impl Scene {
     fn find(&self, url: &str, asked: &str) -> Option<Vec<u8>> {
         let head = format!("GET {url} HTTP/1.1\r\nHost: x\r\nAccept: {asked}\r\n\r\n");
         let request = longsplice_http::Request::parse(head.as_bytes()).unwrap();
-        let found = self.cache.shared.look(&Question::new(&request, url.into(), false).unwrap(), "")?;
+        let found = self.cache.shared.look(&Question::new(&request, url.into(), Codings::Any).unwrap(), "")?;
         let mut body = Vec::new();
         while (body.len() as u64) < found.stored.length {
             match found.stored.block(body.len() as u64) {

@@ -26,15 +26,18 @@ use bytes::Bytes;
 use fields::Current;
 use forward_request::{Held, RoutedRequest, To};
 use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
-use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
+use longsplice_http::{Authority, Form, Framing, Request, Wrong, accept::KNOWN, forward, path, reply::Reply};
 use longsplice_proxy::{
+    access::Denied,
     config::Http,
     context::{Front, Live, ServerContext},
     counters::Counters,
     fault::{Fault, Step},
+    filter::{FilterDecision, ReplyFilter},
     limits::Limits,
     log::access_log::Record,
     onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
+    rewrite::Wanted,
     target::{Host, Target},
 };
 use std::{any::Any, collections::HashMap, net::SocketAddr, pin::Pin, sync::Arc, time::Instant};
@@ -307,9 +310,22 @@ impl Row<'_> {
         limits
     }
 
-    /// Refuses requests whose bodies are said to be too long.
+    /// Refuses requests whose heads say that their bodies are too long, are denied, or cannot be read and have to be.
     fn fits<'r>(&self, routed: RoutedRequest<'r>) -> Result<RoutedRequest<'r>, (Fault, u16)> {
-        match (routed.request.framing, self.limits_of(&routed).request_body) {
+        let (request, filter) = (routed.request, &self.http.filter);
+        match filter.wanted_of_upload(request) {
+            Wanted::Denied(why) => return Err((Fault::Denied(Denied::Unread(why)), 403)),
+            Wanted::Unreadable(why) => return Err((Fault::Denied(Denied::Unread(why)), 415)),
+            Wanted::Nothing | Wanted::Unread | Wanted::Changes(..) | Wanted::Whole => {}
+        }
+        if !request.framing.is_empty() {
+            match ReplyFilter::of_upload(filter, request).decision() {
+                FilterDecision::Denied(rule) => return Err((Fault::Denied(Denied::Upload(rule)), 403)),
+                FilterDecision::Unreadable(why) => return Err(exchange::bad_upload(why)),
+                FilterDecision::Allowed(_) | FilterDecision::Open { .. } => {}
+            }
+        }
+        match (request.framing, self.limits_of(&routed).request_body) {
             (Framing::Exact(length), Some(most)) if length > most => Err(exchange::too_long(most)),
             _ => Ok(routed),
         }
@@ -347,9 +363,12 @@ impl Row<'_> {
         record.fault(fault);
         let Some(status) = status else { return };
         record.status = Some(status);
+        let codings = KNOWN.join(", ");
         let field = match status {
             401 => Some(("WWW-Authenticate", auth::CHALLENGE)),
             407 => Some(("Proxy-Authenticate", auth::CHALLENGE)),
+            // what would have been read (RFC 9110, 12.5.3 and 15.5.16)
+            415 => Some(("Accept-Encoding", &*codings)),
             _ => None,
         };
         let pages = self.http.error_pages.clone();

@@ -50,7 +50,7 @@ async fn until(proxy: &Proxy, what: &str, is: impl Fn(&CacheValues) -> bool) -> 
     timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("{what}: {:?}", proxy.server.counters().cache))
 }
 
-async fn stored(proxy: &Proxy, n: u64) {
+pub async fn stored(proxy: &Proxy, n: u64) {
     until(proxy, "stored", |v| v.cache_stored == n).await;
 }
 

@@ -2,6 +2,7 @@
 
 mod cache;
 mod changes;
+mod codings;
 mod fields;
 mod filter;
 mod http;
@@ -14,6 +15,7 @@ mod reverse;
 mod site_cache;
 mod site_keys;
 mod start;
+mod uploads;
 
 /// What the servers of these tests serve beside the protocols of the proxy.
 const SERVICES: &[longsplice_proxy::Open] = &[longsplice_proxy_http::open];

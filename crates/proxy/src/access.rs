@@ -142,8 +142,12 @@ pub enum Denied {
     Guarded(&'static str),
     /// A rule on replies; its number in the list, from 1.
     Reply(usize),
-    /// A reply that has to be changed and cannot be; why.
+    /// A reply that has to be read or changed and cannot be; why.
     Unchanged(&'static str),
+    /// A rule on the bodies of requests; its number in the list, from 1.
+    Upload(usize),
+    /// A request whose body has to be read or changed and cannot be; why.
+    Unread(&'static str),
     /// The client is outside the networks whose PROXY headers are trusted, and the listener requires such a header.
     Untrusted,
     /// The connection would come back to the listener that it comes from.
@@ -172,7 +176,8 @@ impl fmt::Display for Denied {
         match self {
             Denied::Rule(n) => write!(f, "rule {n}"),
             Denied::Reply(n) => write!(f, "reply rule {n}"),
-            Denied::Unchanged(why) => f.write_str(why),
+            Denied::Upload(n) => write!(f, "upload rule {n}"),
+            Denied::Unchanged(why) | Denied::Unread(why) => f.write_str(why),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
             Denied::FirstBytes(whose, why) => {
                 let why = match why {

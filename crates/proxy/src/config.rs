@@ -35,6 +35,7 @@ pub use cache::CacheConfig;
 use ftp::Ftp;
 use login::Login;
 use longsplice_engine::{Leg, OpenError, OpenOptions, Policy, SpliceWhen, TpotHandshake, TpotWhose};
+use longsplice_http::accept::Codings;
 pub use longsplice_http::forward::Forwarded;
 use plug::Plug;
 use pool::PoolConfig;
@@ -210,8 +211,8 @@ pub struct Http {
     pub fields: Arc<FieldChanges>,
     /// Filter for replies.
     pub filter: Arc<Filter>,
-    /// Ask servers for uncompressed bodies, so that the filter can read them.
-    pub identity: bool,
+    /// The codings that servers are asked for, so that the filter can read bodies.
+    pub codings: Codings,
     /// Answer with 502 to all replies that break a rule, even if they have a single meaning.
     pub strict_replies: bool,
     /// Pages for errors.
@@ -236,7 +237,7 @@ impl Default for Http {
             routes: Vec::new(),
             fields: Arc::default(),
             filter: Arc::default(),
-            identity: false,
+            codings: Codings::Any,
             strict_replies: false,
             error_pages: Arc::default(),
             cache: None,

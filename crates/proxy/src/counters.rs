@@ -102,6 +102,16 @@ counters! {
     replies_filtered,
     /// Replies whose bodies were changed.
     replies_changed,
+    /// Replies that were passed on although the filter had to read them, and could not.
+    replies_unread,
+    /// Requests whose bodies were changed.
+    requests_changed,
+    /// Requests that were passed on although the filter had to read their bodies, and could not.
+    requests_unread,
+    /// Bodies whose codings could not be taken off, because they are damaged or cut off.
+    bodies_damaged,
+    /// Bodies that have become too long without their codings.
+    bodies_too_long,
     /// HTTP: requests that reused an open connection to the server.
     reused,
     /// Requests of HTTP and connections of TLS that no route of the listener matched.

@@ -58,7 +58,7 @@ pub enum Fault {
     #[error("{0} took too long")]
     Timeout(Step),
     /// The client, or all clients of the listener, have too many of these.
-    #[error("too many of this command: {0}")]
+    #[error("too many of these at once: {0}")]
     Limit(&'static str),
 }
 

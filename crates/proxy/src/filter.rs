@@ -12,20 +12,23 @@
 //! | open, needs more of the first bytes | head and body are held back, within the limits of [`Filter`] |
 //! | open for another reason | copied as far as it was read |
 //!
-//! Bodies are read as they were sent: compressed content is not decompressed. Chunk framing is removed. What passes may be
-//! changed then ([`crate::rewrite`]).
+//! The coding of the content is taken off to read it ([`crate::coding`]), and so is chunk framing; lengths are those of what
+//! was sent. What passes may be changed then ([`crate::rewrite`]). Bodies of requests are judged by rules of their own in the
+//! same way, but are not held back: the server never gets the end of what is denied.
 
 use crate::{
     access::Action,
-    media::{MediaType, is_token, list},
+    coding::{BadContent, Coding, Decoder},
+    media::{MediaType, elements, is_token, list},
     pattern::{Known, Pattern},
-    rewrite::BodyChanges,
+    rewrite::{BodyChange, BodyChanges, Unreadable, Wanted},
 };
-use longsplice_http::Response;
+use longsplice_http::{Framing, Request, Response};
 use std::{ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration};
 
 /// Maximum number of first bytes of a body: each reply that is held back takes that much memory.
 pub const FIRST_MAX: usize = 32 * 1024;
+
 /// The reply rules of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
@@ -33,6 +36,10 @@ pub struct Filter {
     pub rules: Vec<ReplyRule>,
     /// Changes of the bodies of replies that pass.
     pub changes: BodyChanges,
+    /// Rules on the bodies of requests, in order; they have no statuses.
+    pub upload_rules: Vec<ReplyRule>,
+    /// Changes of the bodies of requests that pass.
+    pub upload_changes: Vec<BodyChange>,
     /// Number of bytes that count as the first bytes of a body, from 1 to [`FIRST_MAX`].
     pub first: usize,
     /// Maximum time for which a reply is held back. After that, its first bytes are checked
@@ -43,7 +50,14 @@ pub struct Filter {
 impl Default for Filter {
     fn default() -> Filter {
         // 4096 bytes include every signature of a content type. An event stream is delayed no longer than a slow page.
-        Filter { rules: Vec::new(), changes: BodyChanges::default(), first: 4096, wait: Duration::from_secs(5) }
+        Filter {
+            rules: Vec::new(),
+            changes: BodyChanges::default(),
+            upload_rules: Vec::new(),
+            upload_changes: Vec::new(),
+            first: 4096,
+            wait: Duration::from_secs(5),
+        }
     }
 }
 
@@ -57,7 +71,7 @@ pub struct ReplyRule {
     /// Content-Type. With several values, a deny rule needs one match, and an allow rule needs all to match.
     pub media: Vec<MediaType>,
     /// Codings of Content-Encoding, matched like `media`; `identity` if there is none.
-    pub encoding: Vec<Coding>,
+    pub encoding: Vec<CodingName>,
     /// Length of the content, as announced, or otherwise as counted.
     pub length: Vec<Lengths>,
     /// Expression to be found in the first bytes of the body.
@@ -66,9 +80,9 @@ pub struct ReplyRule {
     pub body_contains: Option<Pattern>,
 }
 
-/// A content coding (RFC 9110, 8.4.1), in lower case.
+/// The name of a content coding (RFC 9110, 8.4.1), in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Coding(String);
+pub struct CodingName(String);
 
 /// Range of lengths in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,6 +104,8 @@ pub enum FilterDecision {
     Allowed(Option<usize>),
     /// Denied by the rule of this number, from 1.
     Denied(usize),
+    /// A rule has to read the body, and cannot.
+    Unreadable(BadContent),
     /// Undecided.
     Open {
         /// The first bytes of the body may decide.
@@ -101,36 +117,130 @@ pub enum FilterDecision {
 #[derive(Debug)]
 pub struct ReplyFilter {
     filter: Arc<Filter>,
+    /// The body is that of a request.
+    is_upload: bool,
     open: Vec<Candidate>,
     /// Number of content bytes so far.
     count: u64,
     /// Total number of content bytes, once it is known.
     length: Option<u64>,
+    /// Number of bytes that the expressions have seen.
+    seen: u64,
+    /// Takes the coding off.
+    decoder: Option<Decoder>,
+    /// Why rules could not read the content.
+    unread: Option<BadContent>,
+}
+
+impl Filter {
+    /// Returns what becomes of the body of a request.
+    pub fn wanted_of_upload(&self, request: &Request) -> Wanted {
+        self.changes.wanted_of_upload(&self.upload_changes, request)
+    }
+
+    fn rules_on(&self, uploads: bool) -> &[ReplyRule] {
+        if uploads { &self.upload_rules } else { &self.rules }
+    }
 }
 
 impl ReplyFilter {
     /// Starts with the head of the reply.
     pub fn new(filter: &Arc<Filter>, reply: &Response) -> ReplyFilter {
-        let start = |pattern: &Option<Pattern>| pattern.as_ref().map_or(Known::Yes, Pattern::start);
+        let coding = match Coding::of(reply.passed_on("content-encoding")) {
+            // of a part, what is before it is not known
+            Ok(Some(_)) if reply.status == 206 => Err(BadContent::Unknown),
+            coding => coding,
+        };
+        ReplyFilter::start(filter, Some(reply.status), (reply.length(), coding), |name| list(reply, name))
+    }
+
+    /// Starts with the head of a request, whose body is judged.
+    pub fn of_upload(filter: &Arc<Filter>, request: &Request) -> ReplyFilter {
+        let length = if let Framing::Exact(n) = request.framing { Some(n) } else { None };
+        let coding = Coding::of(request.passed_on("content-encoding"));
+        ReplyFilter::start(filter, None, (length, coding), |name| elements(request.passed_on(name)))
+    }
+
+    /// `status`: none of a request. `list`: the elements of a field.
+    fn start(
+        filter: &Arc<Filter>,
+        status: Option<u16>,
+        (length, coding): (Option<u64>, Result<Option<Coding>, BadContent>),
+        list: impl Fn(&str) -> Vec<String>,
+    ) -> ReplyFilter {
+        let is_upload = status.is_none();
+        let rules = filter.rules_on(is_upload);
+        let begin = |pattern: &Option<Pattern>| pattern.as_ref().map_or(Known::Yes, Pattern::start);
         let candidate = |(rule, r): (usize, &ReplyRule)| Candidate {
             rule,
-            begins: start(&r.body_begins),
-            contains: start(&r.body_contains),
+            begins: begin(&r.body_begins),
+            contains: begin(&r.body_contains),
         };
-        let heads = filter.rules.iter().enumerate().filter(|(_, rule)| rule.matches_head(reply));
-        ReplyFilter { filter: filter.clone(), open: heads.map(candidate).collect(), count: 0, length: reply.length() }
+        let heads = rules.iter().enumerate().filter(|(_, rule)| rule.matches_head(status, &list));
+        let open: Vec<Candidate> = heads.map(candidate).collect();
+        let reads = open.iter().any(|c| rules[c.rule].reads());
+        let filter = filter.clone();
+        let mut judge = ReplyFilter { filter, is_upload, open, count: 0, length, seen: 0, decoder: None, unread: None };
+        match coding {
+            Ok(coding) if reads => judge.decoder = coding.map(|c| Decoder::new(c, judge.filter.changes.decoded)),
+            Err(why) if reads => judge.give_up(why),
+            Ok(_) | Err(_) => {}
+        }
+        judge
+    }
+
+    /// Whether a rule could not read the body, which passes all the same.
+    pub fn is_unread(&self) -> bool {
+        self.unread.is_some() && self.filter.changes.unreadable == Unreadable::Pass
+    }
+
+    /// The content cannot be read: rules that have to read it match nothing, or refuse it.
+    fn give_up(&mut self, why: BadContent) {
+        self.unread = Some(why);
+        if self.is_unread() {
+            let rules = self.filter.rules_on(self.is_upload);
+            self.open.retain(|c| !rules[c.rule].reads());
+        }
     }
 
     /// Reads the next bytes of the content.
     pub fn read(&mut self, content: &[u8]) {
-        let first = self.filter.first as u64; // at most FIRST_MAX
-        let begin = usize::try_from(first.saturating_sub(self.count)).unwrap_or(usize::MAX).min(content.len());
         self.count += content.len() as u64;
+        match &mut self.decoder {
+            Some(decoder) => {
+                decoder.add(content);
+                self.decode();
+            }
+            None if self.unread.is_none() => self.see(content),
+            None => {}
+        }
+    }
+
+    fn decode(&mut self) {
+        let Some(mut decoder) = self.decoder.take() else { return };
+        let mut piece = Vec::new();
+        loop {
+            piece.clear();
+            let more = decoder.next(&mut piece);
+            self.see(&piece);
+            match more {
+                Ok(true) => {}
+                Ok(false) => break self.decoder = Some(decoder),
+                // nobody knows how it goes on
+                Err(why) => break self.give_up(why),
+            }
+        }
+    }
+
+    fn see(&mut self, content: &[u8]) {
+        let first = self.filter.first as u64; // at most FIRST_MAX
+        let begin = usize::try_from(first.saturating_sub(self.seen)).unwrap_or(usize::MAX).min(content.len());
+        self.seen += content.len() as u64;
         for c in &mut self.open {
-            let rule = &self.filter.rules[c.rule];
+            let rule = &self.filter.rules_on(self.is_upload)[c.rule];
             if let (Some(pattern), Known::Open(Some(_))) = (&rule.body_begins, c.begins) {
                 c.begins = pattern.next(c.begins, &content[..begin]);
-                if self.count >= first {
+                if self.seen >= first {
                     c.begins = pattern.end(c.begins);
                 }
             }
@@ -144,8 +254,15 @@ impl ReplyFilter {
     /// Handles the end of the content.
     pub fn end(&mut self) {
         self.length.get_or_insert(self.count);
+        if let Some(decoder) = &mut self.decoder {
+            decoder.end();
+            self.decode();
+        }
+        if self.unread.is_some() {
+            return; // nothing is known of the content
+        }
         for c in &mut self.open {
-            let rule = &self.filter.rules[c.rule];
+            let rule = &self.filter.rules_on(self.is_upload)[c.rule];
             c.begins = rule.body_begins.as_ref().map_or(Known::Yes, |p| p.end(c.begins));
             c.contains = rule.body_contains.as_ref().map_or(Known::Yes, |p| p.end(c.contains));
         }
@@ -155,7 +272,7 @@ impl ReplyFilter {
     pub fn decision(&self) -> FilterDecision {
         let (mut may_be_allowed, mut may_be_denied, mut hold) = (false, false, false);
         for c in &self.open {
-            let rule = &self.filter.rules[c.rule];
+            let rule = &self.filter.rules_on(self.is_upload)[c.rule];
             let known = [c.begins, c.contains, self.knows_length(rule)];
             if known.contains(&Known::No) {
                 continue;
@@ -166,6 +283,9 @@ impl ReplyFilter {
                     Action::Deny if !may_be_allowed => FilterDecision::Denied(c.rule + 1),
                     Action::Allow | Action::Deny => FilterDecision::Open { hold },
                 };
+            }
+            if let Some(why) = self.unread.filter(|_| rule.reads()) {
+                return FilterDecision::Unreadable(why);
             }
             may_be_allowed |= rule.action == Action::Allow;
             may_be_denied |= rule.action == Action::Deny;
@@ -188,30 +308,34 @@ impl ReplyFilter {
 }
 
 impl ReplyRule {
-    fn matches_head(&self, reply: &Response) -> bool {
+    /// Whether it reads the body.
+    pub fn reads(&self) -> bool {
+        self.body_begins.is_some() || self.body_contains.is_some()
+    }
+
+    fn matches_head(&self, status: Option<u16>, list: &impl Fn(&str) -> Vec<String>) -> bool {
         // If a field has several values, a deny rule needs one of them to match, an allow rule all.
         let among = |found: &[String], matches: &dyn Fn(&str) -> bool| match self.action {
             Action::Deny => found.iter().any(|f| matches(f)),
             Action::Allow => !found.is_empty() && found.iter().all(|f| matches(f)),
         };
-        let codings = match &list(reply, "content-encoding")[..] {
+        let codings = match &list("content-encoding")[..] {
             [] => vec!["identity".to_owned()],
             some => some.to_vec(),
         };
-        (self.status.is_empty() || self.status.iter().any(|s| s.contains(&reply.status)))
-            && (self.media.is_empty()
-                || among(&list(reply, "content-type"), &|m| self.media.iter().any(|own| own.matches(m))))
+        (self.status.is_empty() || self.status.iter().any(|s| status.is_some_and(|status| s.contains(&status))))
+            && (self.media.is_empty() || among(&list("content-type"), &|m| self.media.iter().any(|own| own.matches(m))))
             && (self.encoding.is_empty() || among(&codings, &|c| self.encoding.iter().any(|own| own.0 == c)))
     }
 }
 
-impl FromStr for Coding {
+impl FromStr for CodingName {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let good = is_token(text);
         if good {
-            Ok(Coding(text.to_ascii_lowercase()))
+            Ok(CodingName(text.to_ascii_lowercase()))
         } else {
             Err("bad coding: write one such as gzip, or identity")
         }

@@ -17,6 +17,7 @@
 //! [`Prepared::start`]. To end: [`Server::stop_accepting`] and [`Server::drain`].
 
 pub mod access;
+pub mod coding;
 pub mod commands;
 pub mod config;
 pub mod context;

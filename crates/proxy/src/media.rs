@@ -13,7 +13,12 @@ pub struct MediaType {
 
 /// Returns the elements of a field that the client will get, without parameters, in lower case.
 pub fn list(reply: &Response, name: &str) -> Vec<String> {
-    let elements = reply.passed_on(name).flat_map(|value| value.split(|b| *b == b','));
+    elements(reply.passed_on(name))
+}
+
+/// The same, of all values of a field.
+pub fn elements<'a>(values: impl Iterator<Item = &'a [u8]>) -> Vec<String> {
+    let elements = values.flat_map(|value| value.split(|b| *b == b','));
     let plain = elements.map(|e| e.split(|b| *b == b';').next().unwrap_or_default().trim_ascii());
     plain.filter(|e| !e.is_empty()).map(|e| String::from_utf8_lossy(e).to_ascii_lowercase()).collect()
 }

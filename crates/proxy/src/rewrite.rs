@@ -7,9 +7,12 @@
 pub mod element;
 pub mod replace;
 
-use crate::media::{MediaType, list};
+use crate::{
+    coding::{Coding, Expansion},
+    media::{MediaType, elements, list},
+};
 use element::{Element, Remover};
-use longsplice_http::Response;
+use longsplice_http::{Request, Response};
 use replace::{Expression, Replacer};
 use serde::Deserialize;
 use std::{ops::RangeInclusive, sync::Arc};
@@ -36,7 +39,7 @@ pub enum Edit {
     Remove(Arc<[Element]>),
 }
 
-/// What becomes of a reply that cannot be changed: its content is coded, or in a charset whose text is not ASCII.
+/// What becomes of a body that cannot be read: by the coding of its content, or by a charset whose text is not ASCII.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unreadable {
@@ -47,7 +50,7 @@ pub enum Unreadable {
     Pass,
 }
 
-/// What becomes of a reply whose server forbids changes (`Cache-Control: no-transform`; RFC 9110, 7.7).
+/// What becomes of a body whose sender forbids changes (`Cache-Control: no-transform`; RFC 9110, 7.7).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NoTransform {
@@ -69,19 +72,27 @@ pub struct BodyChanges {
     pub unreadable: Unreadable,
     /// What becomes of replies that are not to be changed.
     pub no_transform: NoTransform,
+    /// How much may come of coded content.
+    pub decoded: Expansion,
+    /// Whether changed content gets its coding again, if the client accepts it.
+    pub encode: bool,
 }
 
-/// What the head of a reply says of its body.
+/// What a head says of its body.
 #[derive(Debug)]
 pub enum Wanted {
     /// No change concerns it, or it is passed on as it is.
     Nothing,
-    /// It is changed.
-    Changes(Rewriter),
+    /// It ought to be changed, and is passed on as it is: it cannot be read.
+    Unread,
+    /// It is changed, once its coding is taken off.
+    Changes(Rewriter, Option<Coding>),
     /// It is a part of what would be changed, and nobody knows what is before it.
     Whole,
-    /// It must not be passed on as it is.
+    /// It must not be passed on as it is, and its sender forbids changes.
     Denied(&'static str),
+    /// It must not be passed on as it is, and cannot be read; why.
+    Unreadable(&'static str),
 }
 
 impl BodyChanges {
@@ -99,31 +110,68 @@ impl BodyChanges {
         if changes.peek().is_none() || matches!(reply.status, 100..=199 | 204 | 304) {
             return Wanted::Nothing;
         }
-        if list(reply, "cache-control").iter().any(|directive| directive == "no-transform") {
+        match self.of_head(changes, &types, &|name| reply.passed_on(name).collect()) {
+            Wanted::Changes(..) if reply.status == 206 => Wanted::Whole,
+            wanted => wanted,
+        }
+    }
+
+    /// Returns what becomes of the body of a request by these changes.
+    pub fn wanted_of_upload(&self, changes: &[BodyChange], request: &Request) -> Wanted {
+        let types = elements(request.passed_on("content-type"));
+        let concerns = |change: &&BodyChange| types.iter().any(|t| change.media.iter().any(|own| own.matches(t)));
+        let mut changes = changes.iter().filter(concerns).peekable();
+        if changes.peek().is_none() || request.framing.is_empty() {
+            return Wanted::Nothing;
+        }
+        match self.of_head(changes, &types, &|name| request.passed_on(name).collect()) {
+            // its length is said in its head (RFC 9110, 14.5)
+            Wanted::Changes(..) if request.passed_on("content-range").next().is_some() => {
+                self.unreadable("the body is a part, and has to be changed as a whole")
+            }
+            wanted => wanted,
+        }
+    }
+
+    /// `field`: the values of a field.
+    fn of_head<'c, 'f>(
+        &self,
+        changes: impl Iterator<Item = &'c BodyChange>,
+        types: &[String],
+        field: &dyn Fn(&'static str) -> Vec<&'f [u8]>,
+    ) -> Wanted {
+        if elements(field("cache-control").into_iter()).iter().any(|directive| directive == "no-transform") {
             match self.no_transform {
                 NoTransform::Pass => return Wanted::Nothing,
-                NoTransform::Deny => return Wanted::Denied("the server forbids changes of this reply (no-transform)"),
+                NoTransform::Deny => return Wanted::Denied("its sender forbids changes of the body (no-transform)"),
                 NoTransform::Change => {}
             }
         }
-        let coded = list(reply, "content-encoding").iter().any(|coding| coding != "identity");
-        match self.unreadable {
-            Unreadable::Pass if coded || is_wide(reply) => Wanted::Nothing,
-            Unreadable::Deny if coded => Wanted::Denied("the content is coded, and cannot be read to be changed"),
-            Unreadable::Deny if is_wide(reply) => Wanted::Denied("the charset cannot be read to be changed"),
-            _ if reply.status == 206 => Wanted::Whole,
-            _ => {
-                let is_xml = types.iter().any(|t| t.ends_with("/xml") || t.ends_with("+xml"));
-                Wanted::Changes(Rewriter::new(changes, is_xml))
+        match Coding::of(field("content-encoding").into_iter()) {
+            Err(_) => self.unreadable("the coding of the content is not known, and it has to be changed"),
+            Ok(_) if is_wide(field("content-type").into_iter()) => {
+                self.unreadable("the charset cannot be read to be changed")
             }
+            Ok(coding) => Wanted::Changes(Rewriter::new(changes, is_xml(types)), coding),
+        }
+    }
+
+    fn unreadable(&self, why: &'static str) -> Wanted {
+        match self.unreadable {
+            Unreadable::Pass => Wanted::Unread,
+            Unreadable::Deny => Wanted::Unreadable(why),
         }
     }
 }
 
-/// Whether the charset of a reply has other bytes for letters than ASCII.
-fn is_wide(reply: &Response) -> bool {
+fn is_xml(types: &[String]) -> bool {
+    types.iter().any(|t| t.ends_with("/xml") || t.ends_with("+xml"))
+}
+
+/// Whether the charset of a message, by its Content-Type, has other bytes for letters than ASCII.
+fn is_wide<'a>(mut types: impl Iterator<Item = &'a [u8]>) -> bool {
     const WIDE: [&str; 6] = ["utf-16", "utf-32", "utf-7", "ucs-", "iso-10646", "hz-gb"];
-    reply.passed_on("content-type").any(|value| {
+    types.any(|value| {
         let text = String::from_utf8_lossy(value).to_ascii_lowercase();
         let charset = text.split(';').skip(1).find_map(|p| p.trim().strip_prefix("charset").map(str::to_owned));
         let charset = charset.unwrap_or_default();

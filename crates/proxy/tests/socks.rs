@@ -351,7 +351,7 @@ async fn a_client_has_so_many_associations_and_destinations() {
     drop((first, second));
     let lines = proxy.lines().await;
     let refused = lines.iter().find(|l| l["how"] == "limit").unwrap();
-    assert_eq!(refused["refusal"], "too many of this command: udp-associate");
+    assert_eq!(refused["refusal"], "too many of these at once: udp-associate");
 }
 
 /// Whether rules open loopback or not: datagrams of one relay to another would go round.

@@ -9,7 +9,7 @@
 use super::range::Part;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, request, response};
 use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
-use longsplice_http::{Request, Response};
+use longsplice_http::{Request, Response, accept::Codings};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -79,8 +79,8 @@ pub(crate) enum Fit {
 
 impl Question {
     /// Returns the question of a request; `None` if a cache may neither answer the request nor
-    /// store its reply. `identity`: servers are asked for this coding, whatever the client accepts.
-    pub fn new(request: &Request, url: String, identity: bool) -> Option<Question> {
+    /// store its reply. `codings`: what servers are asked for.
+    pub fn new(request: &Request, url: String, codings: Codings) -> Option<Question> {
         let mut all: Vec<(&str, Cow<'_, [u8]>)> = request.end_to_end().map(|(n, v)| (n, v.into())).collect();
         let has = |name: &str| all.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
         let body = !request.framing.is_empty();
@@ -91,9 +91,9 @@ impl Question {
             return None;
         }
         let conditional = has("if-none-match") || has("if-modified-since");
-        if identity {
+        if let Some(asked) = codings.asked(request.passed_on("accept-encoding")) {
             all.retain(|(n, _)| !n.eq_ignore_ascii_case("accept-encoding"));
-            all.push(("accept-encoding", b"identity"[..].into()));
+            all.push(("accept-encoding", asked.into_bytes().into()));
         }
         for (_, value) in all.iter_mut().filter(|(n, _)| SECRETS.iter().any(|s| n.eq_ignore_ascii_case(s))) {
             *value = digest(value).into_bytes().into();

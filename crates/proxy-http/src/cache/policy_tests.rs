@@ -16,7 +16,7 @@ fn request(method: &str, fields: &str) -> Request {
 }
 
 fn question(fields: &str) -> Option<Question> {
-    Question::new(&request("GET", fields), "http://x/".into(), false)
+    Question::new(&request("GET", fields), "http://x/".into(), Codings::Any)
 }
 
 fn reply(status: u16, fields: &str) -> Response {
@@ -68,7 +68,7 @@ fn what_may_be_stored() {
     ] {
         assert!(stored(asked, status, &format!("{DATE}{fields}")).is_none(), "{asked}{status} {fields}");
     }
-    let head = Question::new(&request("HEAD", ""), "http://x/".into(), false).unwrap();
+    let head = Question::new(&request("HEAD", ""), "http://x/".into(), Codings::Any).unwrap();
     let server = "192.0.2.1:80".parse().unwrap();
     assert!(head.meta(&reply(200, "Cache-Control: max-age=10\r\n"), server, "", [at(0); 2]).is_none());
 }
@@ -114,7 +114,10 @@ fn questions_that_are_none() {
         ("GET", "Expect: 100-continue\r\n"),
         ("GET", "Connection: upgrade\r\nUpgrade: websocket\r\n"),
     ] {
-        assert!(Question::new(&request(method, fields), "http://x/".into(), false).is_none(), "{method} {fields}");
+        assert!(
+            Question::new(&request(method, fields), "http://x/".into(), Codings::Any).is_none(),
+            "{method} {fields}"
+        );
     }
     assert!(question("Cache-Control: max-age=3, Only-If-Cached\r\n").unwrap().only_if_cached);
     assert!(!question("").unwrap().only_if_cached && question("If-None-Match: *\r\n").unwrap().conditional);
@@ -166,7 +169,7 @@ fn who_may_have_it() {
     assert!(!written.contains("secret") && !written.contains("\"x\""), "{written}");
     assert_eq!(serde_json::from_str::<Meta>(&written).unwrap(), meta);
 
-    let identity = |fields: &str| Question::new(&request("GET", fields), "http://x/".into(), true).unwrap();
+    let identity = |fields: &str| Question::new(&request("GET", fields), "http://x/".into(), Codings::None).unwrap();
     let vary = reply(200, &format!("{DATE}Cache-Control: max-age=60\r\nVary: accept-encoding\r\n"));
     let meta =
         identity("Accept-Encoding: br\r\n").meta(&vary, "192.0.2.1:80".parse().unwrap(), "", [at(0); 2]).unwrap();

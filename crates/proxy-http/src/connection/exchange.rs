@@ -2,13 +2,14 @@
 //!
 //! | input | result |
 //! | --- | --- |
-//! | body of the request | checked, written to the server unchanged |
+//! | body of the request | checked, judged, and written to the server, unchanged or in chunks of our own |
 //! | interim reply (1xx) | forwarded, unless the client speaks HTTP/1.0 |
 //! | 101, if the client asked for it | the exchange ends: no HTTP follows |
 //! | head of the reply | checked by the rules, rewritten; after that, the reply cannot be replaced any more |
 //! | 304 to conditions of the cache | the exchange ends: the cache answers |
 //! | body of the reply | checked, written to the client; without chunks if the client does not understand them |
 //! | reply before the end of the request | forwarded; then both connections are closed |
+//! | body of the request that is denied, damaged or too much | answered in place of the server, which never gets the end of it |
 //! | body that is changed | written as it becomes, in chunks of our own; what is left when nothing more can change goes on as it is |
 //! | part (206) of what would be changed | the exchange ends: the request is sent again, without Range |
 //! | reply that the rules must see more of | held back, head and body ([`Down::hold`]), or just not spliced ([`ReplyFilter`]) |
@@ -16,6 +17,7 @@
 //! Nothing is read from the server beyond the end of the reply. Bytes after it mean that the
 //! server and we disagree about the end, and its connection is not used again.
 
+mod changed;
 mod down;
 mod up;
 
@@ -24,13 +26,23 @@ use crate::{
     cache::{Fetch, Fill, Meta},
     stream::Stream,
 };
+use changed::Change;
 use down::Down;
 use longsplice_engine::{
     EndReason, FlowInfo, Leftovers, Leg, LegOfProxy, Message, Pair, Policy, Refusal, RelayedMessage, Side, SpliceWhen,
     Splicer,
 };
-use longsplice_http::{Body, Request, Wrong};
-use longsplice_proxy::{access::Denied, config::Http, fault::Fault, limits::Limits, log::access_log::Outcome};
+use longsplice_http::{Body, REPLY_HEAD_MAX, Request, Wrong};
+use longsplice_proxy::{
+    access::Denied,
+    coding::{BadContent, Decoder},
+    config::Http,
+    fault::Fault,
+    filter::{FIRST_MAX, ReplyFilter},
+    limits::Limits,
+    log::access_log::Outcome,
+    rewrite::Rewriter,
+};
 use std::{
     io,
     sync::Arc,
@@ -46,6 +58,15 @@ const LONG: u64 = 512 * 1024;
 
 /// Size of a body that a server with a small window sends in one piece, or nearly ([`LegOfProxy::clamp`]).
 const CLAMPED: u64 = 32 * 1024;
+
+/// Maximum number of bytes of a reply that are held back: the longest head, the longest first part of the body, and as many
+/// bytes of chunk framing.
+const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
+
+/// Why a body is refused that a rule has to read.
+const UNKNOWN: &str = "a rule has to read the content, and it has a coding that cannot be taken off";
+/// Of what there are too many if there is no memory for another one.
+const BUSY: &str = "long bodies whose codings are taken off";
 
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
@@ -69,6 +90,8 @@ pub(crate) struct Exchange<'a> {
     pub cookie: Option<String>,
     /// For the access log.
     pub outcome: Outcome,
+    /// Why a coding could not be taken off, for the counters.
+    pub bad: Option<BadContent>,
     /// Time of the last progress.
     pub moved: Instant,
     /// Amount of remaining content from which a splice pays.
@@ -115,6 +138,8 @@ pub(crate) enum Cut {
     BadRequest,
     /// The rules deny the reply.
     Denied,
+    /// Too many bodies like this one are read at once.
+    Limit,
 }
 
 impl Cut {
@@ -127,6 +152,7 @@ impl Cut {
             Cut::Stopped => EndReason::Stopped.as_str(),
             Cut::BadRequest => "bad-request",
             Cut::Denied => "denied",
+            Cut::Limit => "limit",
         }
     }
 }
@@ -136,6 +162,8 @@ enum Broken {
     Client(io::Error),
     Server(io::Error),
     Wrong(Wrong),
+    /// The content is not what its coding says, or too much.
+    Bad(BadContent),
     /// The rules deny the reply.
     Denied(Denied),
     /// A body is longer than this.
@@ -165,7 +193,18 @@ impl<'a> Exchange<'a> {
             last,
             fetch,
             fill: None,
-            up: Up { head, sent: 0, body, checked: 0, broken: false, copy: false },
+            up: Up {
+                head,
+                sent: 0,
+                body,
+                checked: 0,
+                broken: false,
+                copy: false,
+                filter: None,
+                change: None,
+                changed: false,
+                unread: false,
+            },
             down: Down {
                 scan: down::scan(http),
                 head: Vec::new(),
@@ -180,15 +219,31 @@ impl<'a> Exchange<'a> {
                 hold: None,
                 change: None,
                 changed: false,
+                unread: false,
                 begun: false,
                 end: End::Stale,
             },
             cookie: None,
             outcome: Outcome::default(),
+            bad: None,
             moved: Instant::now(),
             bodies,
             ahead: false,
         }
+    }
+
+    /// Judges and changes the body of the request.
+    pub fn set_upload(
+        &mut self,
+        filter: Option<ReplyFilter>,
+        change: Option<(Rewriter, Option<Decoder>)>,
+        unread: bool,
+    ) {
+        self.up.filter = filter;
+        self.up.unread = unread;
+        self.up.changed = change.is_some();
+        let trailers = self.request.fields.all("trailer").next().is_some();
+        self.up.change = change.map(|(rewriter, decoder)| Change::new(rewriter, decoder, trailers));
     }
 
     /// Whether the head of the reply has arrived, and may have been sent.
@@ -209,7 +264,8 @@ impl<'a> Exchange<'a> {
                 }
                 Poll::Ready(Err(Broken::Wrong(wrong))) => return Poll::Ready(self.bad_request(wrong)),
                 Poll::Ready(Err(Broken::TooLong(most))) => return Poll::Ready(self.request_too_long(most)),
-                Poll::Ready(Err(Broken::Denied(_))) => unreachable!("the rules are for replies"),
+                Poll::Ready(Err(Broken::Denied(why))) => return Poll::Ready(self.upload_denied(why)),
+                Poll::Ready(Err(Broken::Bad(why))) => return Poll::Ready(self.bad_upload(why)),
             }
         }
         // Nothing else reads from the client now: its reset would go unnoticed.
@@ -224,6 +280,7 @@ impl<'a> Exchange<'a> {
             Err(Broken::Client(e)) => Poll::Ready(End::Cut(Cut::ClientReset, e.to_string())),
             Err(Broken::Server(e)) => Poll::Ready(self.no_reply(&e)),
             Err(Broken::Wrong(wrong)) => Poll::Ready(self.bad_reply(&wrong.to_string())),
+            Err(Broken::Bad(why)) => Poll::Ready(self.bad_content(why)),
             Err(Broken::TooLong(most)) => Poll::Ready(self.bad_reply(&format!("more than {most} bytes"))),
             Err(Broken::Denied(why)) if self.replied() => Poll::Ready(End::Cut(Cut::Denied, why.to_string())),
             Err(Broken::Denied(why)) => Poll::Ready(End::Fault(Fault::Denied(why), 403)),
@@ -316,9 +373,14 @@ impl<'a> Exchange<'a> {
             || self.down.long && self.outcome.refusal.is_none_or(|why| why == Refusal::Short)
     }
 
-    /// Whether the body of the reply is changed.
-    pub fn is_changed(&self) -> bool {
-        self.down.changed
+    /// Whether the bodies of request and reply are changed.
+    pub fn are_changed(&self) -> Pair<bool> {
+        Pair::new(self.up.changed, self.down.changed)
+    }
+
+    /// Whether the bodies of request and reply ought to be read or changed, and cannot be.
+    pub fn are_unread(&self) -> Pair<bool> {
+        Pair::new(self.up.unread, self.down.unread)
     }
 
     /// Whether the exchange waits for bytes from the client.
@@ -367,6 +429,16 @@ fn is_to_come(ahead: Option<u64>, from: &Leg) -> bool {
 /// Returns the answer to a request whose body is longer than it may be.
 pub(crate) fn too_long(most: u64) -> (Fault, u16) {
     (Fault::BadRequest(format!("the body of the request has more than {most} bytes")), 413)
+}
+
+/// Returns the answer to a request whose body cannot be read to be judged or changed.
+pub(crate) fn bad_upload(why: BadContent) -> (Fault, u16) {
+    match why {
+        BadContent::Unknown => (Fault::Denied(Denied::Unread(UNKNOWN)), 415),
+        BadContent::Corrupt => (Fault::BadRequest(why.to_string()), 400),
+        BadContent::TooLong | BadContent::Bomb => (Fault::BadRequest(why.to_string()), 413),
+        BadContent::Memory => (Fault::Limit(BUSY), 503),
+    }
 }
 
 /// Returns the answer to a malformed request.

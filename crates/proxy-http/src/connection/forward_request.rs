@@ -30,12 +30,15 @@ use longsplice_http::{
 };
 use longsplice_proxy::{
     access::{Rules, Subject},
+    coding::{BadContent, Decoder},
     config::Http,
     counters::Counters,
     fault::{Fault, Step},
     fields::without,
+    filter::ReplyFilter,
     log::access_log::Record,
     onward::{connect, dial::dial},
+    rewrite::Wanted,
     target::Target,
 };
 use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
@@ -272,7 +275,22 @@ impl Row<'_> {
             To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
         };
         let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
-        let mut head = head_for((self.http, &changes), &self.client, (routed, request), target);
+        let filter = &self.http.filter;
+        let judge = !request.framing.is_empty() && !filter.upload_rules.is_empty();
+        let judge = judge.then(|| ReplyFilter::of_upload(filter, request));
+        let (mut recast, mut unread) = (None, false);
+        let change = match filter.wanted_of_upload(request) {
+            Wanted::Changes(rewriter, coding) => {
+                recast = Some(request.recast(coding.is_some()));
+                Some((rewriter, coding.map(|coding| Decoder::new(coding, filter.changes.decoded))))
+            }
+            wanted => {
+                unread = matches!(wanted, Wanted::Unread);
+                None
+            }
+        };
+        let asked = recast.as_ref().unwrap_or(request);
+        let mut head = head_for((self.http, &changes), &self.client, (routed, asked), target);
         if tries.whole {
             head = without(head, &["Range", "If-Range"]);
         }
@@ -292,6 +310,7 @@ impl Row<'_> {
         let mut exchange = Exchange::new(ends, request, head, (self.http, limits, changes), last, (bodies, fetch));
         exchange.whole = tries.whole;
         exchange.cookie = cookie;
+        exchange.set_upload(judge, change, unread);
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let (since, alarm) = (exchange.moved, &mut self.alarm);
@@ -335,8 +354,18 @@ impl Row<'_> {
             outcome.path = outcome.path.filter(|_| why == Refusal::Path);
             tally.inspect(|tally| tally.refuse(why));
         }
-        if tally.is_some() && exchange.is_changed() {
-            Counters::add(&shared.counters.replies_changed);
+        let (changed, unread, counters) = (exchange.are_changed(), exchange.are_unread(), &shared.counters);
+        for (counter, is) in [
+            (&counters.requests_changed, changed.client && tally.is_some()),
+            (&counters.replies_changed, changed.server && tally.is_some()),
+            (&counters.requests_unread, unread.client && tally.is_some()),
+            (&counters.replies_unread, unread.server && tally.is_some()),
+            (&counters.bodies_damaged, exchange.bad == Some(BadContent::Corrupt)),
+            (&counters.bodies_too_long, exchange.bad.is_some_and(BadContent::is_too_much)),
+        ] {
+            if is {
+                Counters::add(counter);
+            }
         }
         record.outcome(outcome);
         match end {
@@ -398,7 +427,7 @@ pub(super) fn head_for(
         via: http.via.as_deref(),
         forwarded: http.forwarded,
         client: client.leg.source().ip(),
-        identity: http.identity,
+        codings: http.codings,
         site: routed.site.as_deref().filter(|_| matches!(routed.to, To::Pool(..))),
     };
     changes.in_request(forward::request(request, &onward))

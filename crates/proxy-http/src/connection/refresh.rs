@@ -52,7 +52,7 @@ impl Row<'_> {
         };
         let again = Fetch {
             cache: cache.clone(),
-            question: Question::new(&request, old.url.clone(), self.http.identity),
+            question: Question::new(&request, old.url.clone(), self.http.codings),
             filter: filter.clone(),
             stale: None,
             turn: Mutex::new(Some(turn)),

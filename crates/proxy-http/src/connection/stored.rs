@@ -13,7 +13,7 @@ use super::{
 use crate::cache::{BLOCK, Count, Fetch, Found, Meta, Part, Place, Question};
 use longsplice_http::{
     Form, Request, Response,
-    forward::{self, Back},
+    forward::{self, Back, Content},
     reply::Reply,
 };
 use longsplice_proxy::{fields::FieldChanges, log::access_log::Record};
@@ -39,7 +39,7 @@ impl Row<'_> {
             cache: cache.clone(),
             // what servers are told of clients may be in their replies
             question: (!self.has_personal_fields(routed))
-                .then(|| Question::new(request, url.clone(), self.http.identity))
+                .then(|| Question::new(request, url.clone(), self.http.codings))
                 .flatten(),
             filter: filter.clone(),
             stale: None,
@@ -202,7 +202,8 @@ impl Row<'_> {
         let now = SystemTime::now();
         let head = Response::parse(&meta.head(&part, length, now), &request.method).ok()?;
         let close = !self.may_go_on(request);
-        let back = Back { via: self.http.via.as_deref(), client: request.version, close, now, changed: false };
+        let back =
+            Back { via: self.http.via.as_deref(), client: request.version, close, now, content: Content::AsItIs };
         let within = |block: &mut Vec<u8>, at: u64| {
             block.truncate(usize::try_from(end - at).unwrap_or(usize::MAX));
             block.drain(..usize::try_from(start.saturating_sub(at)).unwrap_or(0));

@@ -1,6 +1,7 @@
 //! Changes of fields: what is refused because it cannot be meant.
 
 use super::tests::{HTTP, mistake, read};
+use longsplice_http::accept::Codings;
 
 /// Checks that the message for `text` in the table of an HTTP listener contains `part`, and that the mistake is at `place`.
 #[track_caller]
@@ -71,11 +72,15 @@ fn changes_of_bodies_are_whole() {
 /// What cannot be read cannot be changed.
 #[test]
 fn changes_ask_for_what_they_can_read() {
-    let identity = |more: &str| read(&format!("{HTTP}{more}")).unwrap().listeners[0].http().unwrap().identity;
+    let codings = |more: &str| read(&format!("{HTTP}{more}")).unwrap().listeners[0].http().unwrap().codings;
     let change = "filter.change = [{ type = \"text/*\", remove_element = \"a\" }]\n";
-    assert_eq!(["", change].map(identity), [false, true]);
+    let encode = format!("{change}filter.encode = true\n");
+    assert_eq!(["", change, &encode].map(codings), [Codings::Any, Codings::None, Codings::Known]);
+    let rules = ["type = \"text/*\"", "body_begins = 'x'"]
+        .map(|rule| format!("filter.rules = [{{ action = \"deny\", {rule} }}]\n"));
+    assert_eq!([codings(&rules[0]), codings(&rules[1])], [Codings::Any, Codings::Known]);
     let config = read(&format!("{HTTP}{change}filter.accept_encoding = \"pass\"\n")).unwrap();
-    assert!(config.warnings[0].contains("remove accept_encoding"), "{:?}", config.warnings);
+    assert!(config.warnings[0].contains("write \"known\""), "{:?}", config.warnings);
 }
 
 #[test]

@@ -9,13 +9,17 @@ use super::{
     value::{Many, OrNumber, Parsed, RawAction, Seconds},
 };
 use crate::{
-    filter::{Coding, FIRST_MAX, Filter, Lengths, ReplyRule},
+    filter::{CodingName, FIRST_MAX, Filter, Lengths, ReplyRule},
     first_bytes::{self, Conditions, FirstBytes},
     media::MediaType,
     pattern::Pattern,
     rewrite::{BodyChange, Edit, element::Element, replace::Expression},
 };
-use serde::{Deserialize, de::MapAccess};
+use longsplice_http::accept::Codings;
+use serde::{
+    Deserialize,
+    de::{self, MapAccess},
+};
 use std::sync::Arc;
 use toml::Spanned;
 
@@ -27,7 +31,8 @@ const WITH_MAX: usize = 1024;
 pub(super) struct RawFilter {
     filter: Filter,
     changes: Vec<Spanned<RawBodyChange>>,
-    accept_encoding: Option<RawAcceptEncoding>,
+    uploads: Vec<Spanned<RawBodyChange>>,
+    accept_encoding: Option<Codings>,
     /// There are keys for HTTP.
     of_http: bool,
     first_bytes: FirstBytes,
@@ -40,7 +45,11 @@ pub(super) enum FilterKey {
     First,
     Wait,
     AcceptEncoding,
+    Encode,
+    DecodedSize,
+    DecodedRatio,
     Change,
+    Upload,
     Unreadable,
     NoTransform,
     Client,
@@ -59,12 +68,50 @@ impl Keys for RawFilter {
             }
             FilterKey::First => filter.first = table.next_value::<Number<1, { FIRST_MAX as u32 }>>()?.0 as usize,
             FilterKey::Wait => filter.wait = table.next_value::<Seconds>()?.0,
-            FilterKey::AcceptEncoding => self.accept_encoding = Some(table.next_value()?),
+            FilterKey::AcceptEncoding => self.accept_encoding = Some(table.next_value::<RawCodings>()?.into()),
+            FilterKey::Encode => filter.changes.encode = table.next_value()?,
+            FilterKey::DecodedSize => filter.changes.decoded.size = table.next_value()?,
+            FilterKey::DecodedRatio => filter.changes.decoded.ratio = table.next_value::<Number<1, 100_000>>()?.0,
             FilterKey::Change => self.changes = table.next_value()?,
+            FilterKey::Upload => {
+                let Table(upload) = table.next_value::<Table<RawUpload>>()?;
+                (filter.upload_rules, self.uploads) = (upload.rules, upload.changes);
+            }
             FilterKey::Unreadable => filter.changes.unreadable = table.next_value()?,
             FilterKey::NoTransform => filter.changes.no_transform = table.next_value()?,
             FilterKey::Client => self.first_bytes.client = Some(table.next_value::<Table<Conditions>>()?.0),
             FilterKey::Server => self.first_bytes.server = Some(table.next_value::<Table<Conditions>>()?.0),
+        }
+        Ok(())
+    }
+}
+
+/// The table `filter.upload`.
+#[derive(Default)]
+struct RawUpload {
+    rules: Vec<ReplyRule>,
+    changes: Vec<Spanned<RawBodyChange>>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+pub(super) enum UploadKey {
+    Rules,
+    Change,
+}
+
+impl Keys for RawUpload {
+    type Key = UploadKey;
+
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: UploadKey, table: &mut A) -> Result<(), A::Error> {
+        match key {
+            UploadKey::Rules => {
+                self.rules = table.next_value::<Vec<RawReplyRule>>()?.into_iter().map(rule).collect();
+                if self.rules.iter().any(|rule| !rule.status.is_empty()) {
+                    return Err(de::Error::custom("requests have no status: remove it"));
+                }
+            }
+            UploadKey::Change => self.changes = table.next_value()?,
         }
         Ok(())
     }
@@ -103,7 +150,7 @@ struct RawReplyRule {
     #[serde(default, rename = "type")]
     media: Many<Parsed<MediaType>>,
     #[serde(default)]
-    encoding: Many<Parsed<Coding>>,
+    encoding: Many<Parsed<CodingName>>,
     #[serde(default)]
     length: Many<OrNumber<Lengths>>,
     body_begins: Option<Parsed<Pattern>>,
@@ -125,9 +172,20 @@ struct RawBodyChange {
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-enum RawAcceptEncoding {
+enum RawCodings {
     Pass,
+    Known,
     Identity,
+}
+
+impl From<RawCodings> for Codings {
+    fn from(raw: RawCodings) -> Codings {
+        match raw {
+            RawCodings::Pass => Codings::Any,
+            RawCodings::Known => Codings::Known,
+            RawCodings::Identity => Codings::None,
+        }
+    }
 }
 
 impl SourceFile<'_> {
@@ -141,13 +199,22 @@ impl SourceFile<'_> {
         }
         let mut filter = raw.filter;
         filter.changes.list = raw.changes.into_iter().map(|c| self.body_change(c)).collect::<Result<_, _>>()?;
-        // What is coded cannot be changed, so it is not asked for.
-        let changes = !filter.changes.list.is_empty();
-        if changes && raw.accept_encoding == Some(RawAcceptEncoding::Pass) {
-            self.warn(at, "replies that are coded will be refused or passed on unchanged: remove accept_encoding");
+        filter.upload_changes = raw.uploads.into_iter().map(|c| self.body_change(c)).collect::<Result<_, _>>()?;
+        if filter.upload_changes.iter().any(|change| !change.status.is_empty()) {
+            return Err(self.wrong(at, "requests have no status: remove it from the changes of uploads"));
         }
-        let identity = if changes { RawAcceptEncoding::Identity } else { RawAcceptEncoding::Pass };
-        http.identity = raw.accept_encoding.unwrap_or(identity) == RawAcceptEncoding::Identity;
+        // Of two ways to change what servers would code, the one that takes no time is the usual one.
+        let usual = match (filter.changes.list.is_empty(), filter.changes.encode) {
+            (true, _) if !filter.rules.iter().any(ReplyRule::reads) => Codings::Any,
+            (false, false) => Codings::None,
+            (true, _) | (false, true) => Codings::Known,
+        };
+        http.codings = raw.accept_encoding.unwrap_or(usual);
+        if usual != Codings::Any && http.codings == Codings::Any {
+            let cure =
+                "replies with a coding that cannot be read will be refused or passed on unchanged: write \"known\"";
+            self.warn(at, cure);
+        }
         http.filter = Arc::new(filter);
         Ok(())
     }

@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 30] = [
+const TABLES: [(&str, &[&str]); 31] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
@@ -49,6 +49,7 @@ const TABLES: [(&str, &[&str]); 30] = [
     ("[[listener]]\nfilter.client.unknown = 1", &["Conditions on first bytes"]),
     ("[[listener]]\nfilter.change = [{ unknown = 1 }]", &["Changes of bodies"]),
     ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
+    ("[[listener]]\nfilter.upload.unknown = 1", &["Uploads"]),
     ("[[listener]]\nfields.unknown = 1", &["Fields"]),
     ("[[listener]]\nfields.reply = [{ unknown = 1 }]", &["Changes of fields"]),
     ("[[listener]]\ncache.unknown = 1", &["Cache"]),

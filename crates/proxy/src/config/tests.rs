@@ -312,12 +312,15 @@ fn filters() {
     assert_eq!((&allow.media, allow.encoding.len()), (&vec!["text/*".parse().unwrap()], 2));
     assert_eq!((deny.length.len(), &deny.body_begins), (2, &"^a".parse().ok()));
     assert_eq!(deny.body_contains, "b".parse().ok());
-    assert_eq!((found.filter.first, found.filter.wait, found.identity), (32768, Duration::from_millis(500), true));
+    assert_eq!(
+        (found.filter.first, found.filter.wait, found.codings),
+        (32768, Duration::from_millis(500), Codings::None)
+    );
     let mistake =
         |more: &str, column, cure: &str| expect(&format!("{HTTP}[listener.filter]\n{more}"), (5, column), cure);
     mistake("first = 0", 9, "a number from 1 to 32768");
     mistake("wait = 0", 8, "seconds above 0");
-    mistake("accept_encoding = \"gzip\"", 19, "expected `pass` or `identity`");
+    mistake("accept_encoding = \"gzip\"", 19, "expected one of `pass`, `known`, `identity`");
     mistake("rules = [{ action = \"deny\", type = \"html\" }]", 36, "write one such as text/html");
     mistake("rules = [{ action = \"deny\", encoding = \"a b\" }]", 40, "write one such as gzip");
     mistake("rules = [{ action = \"deny\", length = \"5-4\" }]", 38, "FIRST-LAST");

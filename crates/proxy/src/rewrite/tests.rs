@@ -158,9 +158,11 @@ fn heads_say_what_is_changed() {
     let mut all = BodyChanges { list: vec![change(remove(&["script"]), None)], ..BodyChanges::default() };
     let wanted = |all: &BodyChanges, head: &str| match all.wanted(&reply(head)) {
         Wanted::Nothing => "nothing",
-        Wanted::Changes(_) => "changes",
+        Wanted::Unread => "unread",
+        Wanted::Changes(_, None) => "changes",
+        Wanted::Changes(_, Some(coding)) => coding.name(),
         Wanted::Whole => "whole",
-        Wanted::Denied(_) => "denied",
+        Wanted::Denied(_) | Wanted::Unreadable(_) => "denied",
     };
     let html = "Content-Type: Text/HTML; charset=utf-8";
     for (head, want) in [
@@ -173,7 +175,12 @@ fn heads_say_what_is_changed() {
         ("206 Part\r\nContent-Type: multipart/byteranges; boundary=x".into(), "whole"),
         ("206 Part\r\nContent-Type: video/mp4".into(), "nothing"),
         (format!("200 OK\r\n{html}\r\nCache-Control: public, No-Transform"), "nothing"),
-        (format!("200 OK\r\n{html}\r\nContent-Encoding: gzip"), "denied"),
+        (format!("200 OK\r\n{html}\r\nContent-Encoding: X-GZip"), "gzip"),
+        (format!("200 OK\r\n{html}\r\nContent-Encoding: identity, br"), "br"),
+        (format!("200 OK\r\n{html}\r\nContent-Encoding: gzip\r\nContent-Encoding: br"), "denied"),
+        (format!("200 OK\r\n{html}\r\nContent-Encoding: compress"), "denied"),
+        // others may read that as no coding at all
+        (format!("200 OK\r\n{html}\r\nContent-Encoding: gzip;q=1"), "denied"),
         (format!("200 OK\r\n{html}\r\nContent-Encoding: identity"), "changes"),
         ("200 OK\r\nContent-Type: text/html;charset=\"UTF-16LE\"".into(), "denied"),
         ("200 OK\r\nContent-Type: text/html; x=y; charset = iso-2022-jp".into(), "denied"),
@@ -181,11 +188,11 @@ fn heads_say_what_is_changed() {
         assert_eq!(wanted(&all, &head), want, "{head}");
     }
     let (coded, forbidden) = (
-        format!("200 OK\r\n{html}\r\nContent-Encoding: br"),
+        format!("200 OK\r\n{html}\r\nContent-Encoding: compress"),
         format!("200 OK\r\n{html}\r\nCache-Control: no-transform"),
     );
     (all.unreadable, all.no_transform) = (Unreadable::Pass, NoTransform::Change);
-    assert_eq!([wanted(&all, &coded), wanted(&all, &forbidden)], ["nothing", "changes"]);
+    assert_eq!([wanted(&all, &coded), wanted(&all, &forbidden)], ["unread", "changes"]);
     all.no_transform = NoTransform::Deny;
     assert_eq!(wanted(&all, &forbidden), "denied");
     all.list[0].status = vec![200..=200];
@@ -245,4 +252,40 @@ fn what_is_replaced_in_pieces_is_what_is_replaced_in_one() {
             assert_eq!(got.as_bytes(), &*want, "{expression} in {text:?} cut at {cuts:?}");
         }
     }
+}
+
+#[test]
+fn heads_of_uploads_say_what_is_changed() {
+    let mut all = BodyChanges::default();
+    let list = [change(replace("a", "b"), None)];
+    let wanted = |all: &BodyChanges, fields: &str| {
+        let head = format!("PUT / HTTP/1.1\r\nHost: x\r\nContent-Type: text/html\r\n{fields}\r\n");
+        match all.wanted_of_upload(&list, &Request::parse(head.as_bytes()).unwrap()) {
+            Wanted::Nothing => "nothing",
+            Wanted::Unread => "unread",
+            Wanted::Changes(_, coding) => coding.map_or("changes", Coding::name),
+            Wanted::Denied(_) => "denied",
+            Wanted::Unreadable(_) => "unreadable",
+            Wanted::Whole => "whole",
+        }
+    };
+    let some = "Content-Length: 1\r\n";
+    for (fields, want, if_passed) in [
+        ("", "nothing", "nothing"),
+        ("Content-Length: 0\r\n", "nothing", "nothing"),
+        (some, "changes", "changes"),
+        ("Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n", "gzip", "gzip"),
+        (&format!("{some}Content-Encoding: gzip, gzip\r\n"), "unreadable", "unread"),
+        (&format!("{some}Content-Range: bytes 5-5/10\r\n"), "unreadable", "unread"),
+        (&format!("{some}Content-Type: text/html; charset=utf-16\r\n"), "unreadable", "unread"),
+    ] {
+        all.unreadable = Unreadable::Deny;
+        assert_eq!(wanted(&all, fields), want, "{fields}");
+        all.unreadable = Unreadable::Pass;
+        assert_eq!(wanted(&all, fields), if_passed, "{fields}");
+    }
+    let forbidden = format!("{some}Cache-Control: no-transform\r\n");
+    let all_of = [NoTransform::Pass, NoTransform::Deny, NoTransform::Change];
+    let got = all_of.map(|no_transform| wanted(&BodyChanges { no_transform, ..all.clone() }, &forbidden));
+    assert_eq!(got, ["nothing", "denied", "changes"]);
 }

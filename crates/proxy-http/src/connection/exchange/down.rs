@@ -1,20 +1,21 @@
 //! The reply, from server to client.
 
-mod changed;
-
-use super::{Broken, CLAMPED, Cut, End, Exchange, is_to_come, is_worth, no_reply, write_head};
+use super::{
+    BUSY, Broken, CLAMPED, Cut, End, Exchange, HELD_MAX, UNKNOWN, changed::Change, is_to_come, is_worth, no_reply,
+    write_head,
+};
 use crate::cache::{Fetch, Heard};
-use changed::Change;
 use longsplice_engine::{LegOfProxy, Refusal};
 use longsplice_http::{
-    Body, Framing, Kind, REPLY_HEAD_MAX, Response, Scan, Step, Version,
-    forward::{self, Back},
+    Body, Framing, Kind, Response, Scan, Step, Version,
+    forward::{self, Back, Content},
 };
 use longsplice_proxy::{
     access::Denied,
+    coding::BadContent,
     config::Http,
     fault::Fault,
-    filter::{FIRST_MAX, FilterDecision, ReplyFilter},
+    filter::{FilterDecision, ReplyFilter},
     log::access_log::Outcome,
 };
 use std::{
@@ -29,9 +30,6 @@ use tokio::time::{Sleep, sleep};
 /// send one again and again (RFC 2518, 10.1), so all of an exchange may be many.
 pub(super) const INTERIM_MAX: u32 = 100;
 const INTERIM_WITHIN: Duration = Duration::from_secs(1);
-/// Maximum number of bytes of a reply that are held back: the longest head, the longest first part of the body, and as many
-/// bytes of chunk framing.
-const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
 
 /// State of the direction from server to client.
 pub(super) struct Down {
@@ -58,6 +56,8 @@ pub(super) struct Down {
     pub(super) change: Option<Change>,
     /// There was one.
     pub(super) changed: bool,
+    /// It ought to be read or changed, and cannot be.
+    pub(super) unread: bool,
     /// Something of the head was sent.
     pub(super) begun: bool,
     pub(super) end: End,
@@ -115,14 +115,14 @@ impl Exchange<'_> {
             }
             // HTTP/1.0 has no interim replies (RFC 9110, 15.2)
             if client == Version::Http11 {
-                self.begin(reply, false, false);
+                self.begin(reply, false, Content::AsItIs);
             }
             return Ok(());
         }
         self.outcome.status = Some(reply.status);
         if !self.http.filter.rules.is_empty() {
-            (self.down.filter, self.down.hold) =
-                (Some(ReplyFilter::new(&self.http.filter, reply)), Some(Box::pin(sleep(self.http.filter.wait))));
+            let filter = ReplyFilter::new(&self.http.filter, reply);
+            (self.down.filter, self.down.hold) = (Some(filter), Some(Box::pin(sleep(self.http.filter.wait))));
         }
         match reply.status {
             101 if self.request.upgrade.is_none() || !self.request.framing.is_empty() => {
@@ -130,7 +130,7 @@ impl Exchange<'_> {
             }
             101 if reply.upgrade.is_none() => return refuse("the server switches to no protocol"),
             101 => {
-                self.begin(reply, false, false);
+                self.begin(reply, false, Content::AsItIs);
                 (self.down.body, self.down.end) = (Some(Body::new(Framing::None)), End::Upgraded);
                 return Ok(());
             }
@@ -169,8 +169,9 @@ impl Exchange<'_> {
         let strip = client == Version::Http10 && reply.framing == Framing::Chunked;
         // without its chunks, a reply ends where its connection does
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
-        self.begin(reply, close, change.is_some());
-        (self.down.strip, self.down.change) = (strip, change.flatten());
+        let (content, change) = change.unwrap_or_default();
+        self.begin(reply, close, content);
+        (self.down.strip, self.down.change) = (strip, change);
         self.down.changed = self.down.change.is_some();
         let (long, large) = match reply.framing {
             Framing::Exact(n) => (is_worth(self.bodies, Some(n)), n > CLAMPED),
@@ -188,6 +189,23 @@ impl Exchange<'_> {
         self.down.body = Some(body(reply.framing));
         self.down.end = End::Done { close, reuse };
         Ok(())
+    }
+
+    /// Changes the buffered part of the reply's body. What becomes of it is behind the head.
+    fn change_content(&mut self) -> Result<(), Broken> {
+        let Exchange { server, down, content: all, limits, .. } = self;
+        let most = limits.reply_body.unwrap_or(u64::MAX);
+        let Down { body: Some(body), change: Some(change), head, sent, filter, .. } = down else { return Ok(()) };
+        change.run((server, body), (head, sent), |content| {
+            all.server += content.len() as u64;
+            if all.server > most {
+                return Err(Broken::TooLong(most));
+            }
+            if let Some(filter) = &mut *filter {
+                filter.read(content);
+            }
+            Ok(())
+        })
     }
 
     /// Parses the buffered part of the reply's body, and passes its content to the filter.
@@ -244,12 +262,13 @@ impl Exchange<'_> {
     pub(super) fn apply_filter(&mut self) -> Result<(), Broken> {
         let down = &mut self.down;
         let Some(filter) = &down.filter else { return Ok(()) };
-        let decision = filter.decision();
-        match decision {
+        down.unread |= filter.is_unread();
+        match filter.decision() {
             FilterDecision::Denied(rule) => {
                 self.outcome.reply_rule = Some(format!("{rule}:deny"));
                 return Err(Broken::Denied(Denied::Reply(rule)));
             }
+            FilterDecision::Unreadable(why) => return Err(Broken::Bad(why)),
             FilterDecision::Allowed(rule) => {
                 self.outcome.reply_rule = rule.map(|n| format!("{n}:allow"));
                 (down.filter, down.hold) = (None, None);
@@ -283,9 +302,9 @@ impl Exchange<'_> {
         is_to_come(body.ahead(), &self.server.leg)
     }
 
-    pub(super) fn begin(&mut self, reply: &Response, close: bool, changed: bool) {
+    pub(super) fn begin(&mut self, reply: &Response, close: bool, content: Content) {
         let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
-        let head = forward::response(reply, &Back { via, client, close, now, changed });
+        let head = forward::response(reply, &Back { via, client, close, now, content });
         self.down.head = self.changes.undo(head);
         if let Some(cookie) = self.cookie.as_ref().filter(|_| !reply.is_interim()) {
             self.down.head.truncate(self.down.head.len() - 2); // the empty line
@@ -309,7 +328,8 @@ impl Exchange<'_> {
                 passed.server += n as u64;
                 *moved = Instant::now();
             }
-            if body.is_done() {
+            let more = down.change.as_ref().is_some_and(Change::has_more);
+            if body.is_done() && down.change.as_ref().is_none_or(Change::is_over) {
                 if let Some(last) = down.change.take().and_then(Change::last) {
                     (down.head, down.sent) = (last.to_vec(), 0);
                     return Poll::Ready(Ok(false));
@@ -319,7 +339,7 @@ impl Exchange<'_> {
                 }
                 return Poll::Ready(Ok(true));
             }
-            if server.in_hand().is_empty() {
+            if server.in_hand().is_empty() && !more && !body.is_done() {
                 if ready!(server.poll_fill(cx)).map_err(Broken::Server)? == 0 {
                     if up.broken && matches!(body, Body::UntilClose(_)) {
                         // its socket has told of the reset already, and this may be half of the reply
@@ -337,6 +357,18 @@ impl Exchange<'_> {
             if to_write || judged != self.down.filter.is_some() || held != self.down.hold.is_some() {
                 return Poll::Ready(Ok(false));
             }
+        }
+    }
+
+    pub(super) fn bad_content(&mut self, why: BadContent) -> End {
+        self.bad = Some(why);
+        let cut = |cut| End::Cut(cut, why.to_string());
+        match (why, self.down.begun) {
+            (BadContent::Unknown, true) => cut(Cut::Denied),
+            (BadContent::Unknown, false) => End::Fault(Fault::Denied(Denied::Unchanged(UNKNOWN)), 403),
+            (BadContent::Memory, true) => cut(Cut::Limit),
+            (BadContent::Memory, false) => End::Fault(Fault::Limit(BUSY), 503),
+            (BadContent::Corrupt | BadContent::TooLong | BadContent::Bomb, _) => self.bad_reply(&why.to_string()),
         }
     }
 

@@ -1,0 +1,181 @@
+use super::*;
+
+const ALL: [Coding; 4] = [Coding::Gzip, Coding::Deflate, Coding::Brotli, Coding::Zstd];
+
+/// Encodes in pieces of this size.
+fn coded(coding: Coding, content: &[u8], size: usize, flush: bool) -> Vec<u8> {
+    let (mut encoder, mut out) = (Encoder::new(coding).unwrap(), Vec::new());
+    for piece in content.chunks(size) {
+        encoder.write(piece, &mut out).unwrap();
+        if flush {
+            encoder.flush(&mut out).unwrap();
+        }
+    }
+    encoder.end(&mut out).unwrap();
+    out
+}
+
+/// Decodes in pieces of this size.
+fn decoded(coding: Coding, coded: &[u8], size: usize, most: Expansion) -> Result<Vec<u8>, BadContent> {
+    let (mut decoder, mut out) = (Decoder::new(coding, most), Vec::new());
+    for piece in coded.chunks(size) {
+        decoder.add(piece);
+        while decoder.next(&mut out)? {}
+    }
+    decoder.end();
+    while decoder.next(&mut out)? {}
+    Ok(out)
+}
+
+fn text() -> Vec<u8> {
+    (0..20_000).flat_map(|n: u32| format!("line {} of {}\n", n, n.wrapping_mul(2_654_435_761)).into_bytes()).collect()
+}
+
+#[test]
+fn what_is_put_on_is_taken_off_however_it_is_cut() {
+    let text = text();
+    for coding in ALL {
+        for content in [&b""[..], b"x", &text] {
+            for size in [1, 7, 4096, usize::MAX] {
+                let size = if content.len() > 1000 { size.max(100) } else { size };
+                let whole = coded(coding, content, size, size == 4096);
+                assert!(content.len() < 1000 || whole.len() < content.len() / 2, "{coding:?}: {}", whole.len());
+                let got = decoded(coding, &whole, size, Expansion::default());
+                assert!(
+                    got.as_deref() == Ok(content),
+                    "{coding:?} {} {size}: {:?}",
+                    content.len(),
+                    got.map(|g| g.len())
+                );
+            }
+        }
+    }
+}
+
+/// A client of an event stream waits for what was sent, and for no more.
+#[test]
+fn what_was_flushed_can_be_read() {
+    for coding in ALL {
+        let (mut encoder, mut decoder) = (Encoder::new(coding).unwrap(), Decoder::new(coding, Expansion::default()));
+        for n in 0..100 {
+            let event = format!("event {n}\n\n").into_bytes();
+            let (mut made, mut got) = (Vec::new(), Vec::new());
+            encoder.write(&event, &mut made).unwrap();
+            encoder.flush(&mut made).unwrap();
+            decoder.add(&made);
+            while decoder.next(&mut got).unwrap() {}
+            assert!(got == event, "{coding:?} {n}");
+        }
+    }
+}
+
+#[test]
+fn what_is_cut_off_damaged_or_followed_by_more_is_no_content() {
+    let text = text();
+    for coding in ALL {
+        let whole = coded(coding, &text, usize::MAX, false);
+        let read = |bytes: &[u8]| decoded(coding, bytes, 1000, Expansion::default());
+        assert_eq!(read(&whole), Ok(text.clone()));
+        for cut in [1, 2, whole.len() / 2, whole.len() - 1] {
+            assert_eq!(read(&whole[..cut]), Err(BadContent::Corrupt), "{coding:?} {cut}");
+        }
+        assert_eq!(read(&[&whole[..], b"more"].concat()), Err(BadContent::Corrupt), "{coding:?}");
+        assert_eq!(read(b"<p>not coded at all</p>"), Err(BadContent::Corrupt), "{coding:?}");
+        assert_eq!(read(b""), Ok(Vec::new()), "{coding:?}");
+    }
+}
+
+#[test]
+fn what_becomes_too_much_comes_to_an_end() {
+    let zeros = vec![0; 30_000_000];
+    for coding in ALL {
+        let bomb = coded(coding, &zeros, usize::MAX, false);
+        let read = |size, ratio| decoded(coding, &bomb, 1000, Expansion { size, ratio }).map(|got| got.len());
+        assert_eq!(read(u64::MAX, u32::MAX), Ok(zeros.len()), "{coding:?}");
+        assert_eq!(read(29_999_999, u32::MAX), Err(BadContent::TooLong), "{coding:?}");
+        assert_eq!(read(u64::MAX, 100), Err(BadContent::Bomb), "{coding:?}");
+        // what is let through before is bounded, too
+        let (mut decoder, mut out) = (Decoder::new(coding, Expansion::default()), Vec::new());
+        decoder.add(&bomb[..bomb.len().min(1000)]);
+        while let Ok(true) = decoder.next(&mut out) {}
+        assert!(out.len() as u64 <= FREE, "{coding:?}: {}", out.len());
+    }
+}
+
+/// Servers send it without its head, although RFC 9110 (8.4.1.2) wants one.
+#[test]
+fn deflate_without_its_head() {
+    let mut raw = flate2::write::DeflateEncoder::new(Vec::new(), Compression::new(6));
+    raw.write_all(&text()).unwrap();
+    let raw = raw.finish().unwrap();
+    for size in [1, 1000] {
+        assert_eq!(decoded(Coding::Deflate, &raw, size, Expansion::default()), Ok(text()));
+    }
+}
+
+/// RFC 9659: a longer window would take memory that no reply is worth.
+#[test]
+fn zstd_with_a_long_window_is_refused() {
+    for (window, fits) in [(23, true), (24, false)] {
+        let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+        encoder.window_log(window).unwrap();
+        encoder.write_all(&text()).unwrap();
+        let coded = encoder.finish().unwrap();
+        let got = decoded(Coding::Zstd, &coded, 1000, Expansion::default());
+        assert_eq!(got.is_ok(), fits, "{window}");
+    }
+}
+
+#[test]
+fn members_of_gzip_follow_each_other() {
+    let two = [coded(Coding::Gzip, b"one ", 10, false), coded(Coding::Gzip, b"two", 10, false)].concat();
+    for size in 1..=two.len() {
+        assert_eq!(decoded(Coding::Gzip, &two, size, Expansion::default()), Ok(b"one two".to_vec()));
+    }
+}
+
+#[test]
+fn what_servers_are_asked_for_can_be_read() {
+    for name in longsplice_http::accept::KNOWN {
+        assert!(matches!(Coding::of([name.as_bytes()].into_iter()), Ok(Some(_))), "{name}");
+    }
+    for (values, want) in [
+        (&[][..], Ok(None)),
+        (&["", "identity"], Ok(None)),
+        (&["identity, , BR"], Ok(Some(Coding::Brotli))),
+        (&["gzip, gzip"], Err(BadContent::Unknown)),
+        (&["gzip", "br"], Err(BadContent::Unknown)),
+        // whoever takes that for no coding sees what a decoder leaves out
+        (&["gzip;x"], Err(BadContent::Unknown)),
+    ] {
+        assert_eq!(Coding::of(values.iter().map(|v| v.as_bytes())), want, "{values:?}");
+    }
+}
+
+/// Bodies that want long windows leave no room for each other; those that want little get it.
+#[test]
+fn windows_have_a_limit_together() {
+    static FEW: Windows = Windows { used: AtomicU64::new(0), most: 10 << 20 };
+    let unlimited = Expansion { size: u64::MAX, ratio: u32::MAX };
+    let read = |coding, length: usize| {
+        let whole = coded(coding, &vec![b'a'; length], usize::MAX, false);
+        let (mut decoder, mut out) = (Decoder::within(&FEW, coding, unlimited), Vec::new());
+        decoder.add(&whole);
+        let end = loop {
+            match decoder.next(&mut out) {
+                Ok(true) => out.clear(),
+                Ok(false) => break Ok(()),
+                Err(why) => break Err(why),
+            }
+        };
+        (decoder, end)
+    };
+    let (first, end) = read(Coding::Zstd, 30 << 20);
+    assert_eq!((end, FEW.used.load(Ordering::Relaxed)), (Ok(()), 8 << 20));
+    let (small, end) = read(Coding::Brotli, 1 << 20);
+    assert_eq!(end, Ok(()));
+    assert_eq!(read(Coding::Brotli, 30 << 20).1, Err(BadContent::Memory));
+    drop((first, small));
+    assert_eq!(read(Coding::Zstd, 30 << 20).1, Ok(()));
+    assert_eq!(FEW.used.load(Ordering::Relaxed), 0);
+}
