@@ -21,7 +21,7 @@ use crate::{
     onward::{Ready, connect, connect_under},
     socks::Stream,
     target::{Host, Target},
-    users::{Credentials, cleared::Cleared},
+    users::{Credentials, NoUser, cleared::Cleared},
 };
 use handover::Handover;
 use longsplice_engine::{Leftovers, Leg};
@@ -265,23 +265,19 @@ impl<'a, S: Stream> Talk<'a, S> {
         (name, password): (Vec<u8>, Cleared),
     ) -> Result<bool, Fault> {
         let refused = |user, why| Err(Fault::AuthFailed { user, why });
-        if !login.failures.begin(self.from) {
-            return refused(None, "too many failed logins from this address");
-        }
-        let user = login.check(name, password, self.from).await;
-        match user {
+        match login.failures.check(self.from, login.check(name, password, self.from)).await {
             Ok(user) => {
-                login.failures.succeeded(self.from);
                 record.user = Some(user);
                 Ok(true)
             }
-            Err(known) => {
+            Err((no @ NoUser::TooMany, _)) => refused(None, no.why()),
+            Err((no @ NoUser::Wrong, known)) => {
                 sleep(DELAY).await;
                 if self.session.again(&mut self.out) {
                     shared.auth_failed();
                     return Ok(false);
                 }
-                refused(known, "wrong name or password")
+                refused(known.flatten(), no.why())
             }
         }
     }

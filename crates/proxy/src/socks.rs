@@ -27,12 +27,18 @@ use crate::{
     proxy_protocol,
     socks::socks5::{Method, Reply},
     target::Target,
-    users::Users,
+    users::{NoUser, Users},
 };
 use asked::Asked;
 use bytes::Bytes;
 use longsplice_engine::{Leftovers, Leg};
-use std::{convert::Infallible, fmt::Display, io, net::SocketAddr, sync::Arc};
+use std::{
+    convert::Infallible,
+    fmt::Display,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     time::{error::Elapsed, timeout},
@@ -60,15 +66,16 @@ pub(crate) struct SocksRequest {
     pub(crate) rest: Bytes,
 }
 
-/// Runs the handshake up to the request. It has no time limit of its own.
+/// Runs the handshake of this client up to the request. It has no time limit of its own.
 pub(crate) async fn ask(
     leg: &mut impl Stream,
     mut buffer: HandshakeBuffer,
     (users, commands): (&Users, &Commands),
+    from: IpAddr,
 ) -> Result<SocksRequest, Fault> {
     let peek = |input: &[u8]| Ok::<_, Infallible>(input.first().map(|b| (*b, 0)));
     match buffer.message(leg, peek).await.map_err(bad)? {
-        socks5::VERSION => ask_v5(leg, buffer, (users, commands)).await,
+        socks5::VERSION => ask_v5(leg, buffer, (users, commands), from).await,
         socks4::VERSION => ask_v4(leg, buffer, (users, commands)).await,
         other => {
             let fault = Fault::BadRequest(format!("not SOCKS: first byte 0x{other:02x}"));
@@ -81,13 +88,14 @@ async fn ask_v5(
     leg: &mut impl Stream,
     mut buffer: HandshakeBuffer,
     (users, commands): (&Users, &Commands),
+    from: IpAddr,
 ) -> Result<SocksRequest, Fault> {
     let greeting = buffer.message(leg, socks5::parse_greeting).await.map_err(bad)?;
     let method = choose(greeting, users);
     send(leg, &socks5::encode_method(method)).await?;
     let user = match method {
         Method::NoAuth => None,
-        Method::Password => Some(authenticate(leg, &mut buffer, users).await?),
+        Method::Password => Some(authenticate(leg, &mut buffer, (users, from)).await?),
         // GSSAPI (RFC 1961) encapsulates all that follows, which nothing could splice.
         Method::NoneAcceptable if greeting.gssapi => {
             return Err(Fault::AuthFailed { user: None, why: "no acceptable method: GSSAPI is not supported" });
@@ -119,13 +127,17 @@ fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
 }
 
 /// Runs the sub-negotiation of RFC 1929.
-async fn authenticate(leg: &mut impl Stream, buffer: &mut HandshakeBuffer, users: &Users) -> Result<String, Fault> {
+async fn authenticate(
+    leg: &mut impl Stream,
+    buffer: &mut HandshakeBuffer,
+    (users, from): (&Users, IpAddr),
+) -> Result<String, Fault> {
     let given = buffer.message(leg, socks5::parse_credentials).await.map_err(bad)?;
-    let user = users.check(&given).await.map(String::from);
-    send(leg, &socks5::encode_auth_status(user.is_some())).await?;
-    user.ok_or_else(|| Fault::AuthFailed {
-        user: Some(String::from_utf8_lossy(&given.name).into_owned()),
-        why: "wrong name or password",
+    let user = users.check_of(from, &given).await.map(String::from);
+    send(leg, &socks5::encode_auth_status(user.is_ok())).await?;
+    user.map_err(|no| {
+        let user = (no == NoUser::Wrong).then(|| String::from_utf8_lossy(&given.name).into_owned());
+        Fault::AuthFailed { user, why: no.why() }
     })
 }
 
@@ -225,7 +237,8 @@ pub(crate) async fn serve(
     record: &mut Record,
 ) -> Result<Option<Ready>, Fault> {
     let limit = front.listener.limits.handshake;
-    let mut request = timeout(limit, ask(client, buffer, (users, commands))).await.map_err(late)??;
+    let from = client.source().ip();
+    let mut request = timeout(limit, ask(client, buffer, (users, commands), from)).await.map_err(late)??;
     record.target = Some(request.target.to_string());
     record.user.clone_from(&request.user);
     let command = request.asked.command();

@@ -5,6 +5,7 @@ use crate::access::Denied;
 use std::io::ErrorKind;
 use tokio::io::AsyncReadExt;
 
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const REQUEST: &[u8] = b"\x05\x01\x00\x03\x0bexample.org\x01\xbb";
 
 fn ann() -> Users {
@@ -29,7 +30,7 @@ async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<SocksRequ
         client.read_to_end(&mut seen).await.unwrap();
         seen
     };
-    let asking = async move { ask(&mut leg, HandshakeBuffer::default(), (users, &Commands::default())).await };
+    let asking = async move { ask(&mut leg, HandshakeBuffer::default(), (users, &Commands::default()), CLIENT).await };
     tokio::join!(asking, talk)
 }
 
@@ -116,6 +117,7 @@ async fn gssapi_is_refused_and_other_methods_are_taken() {
         &mut tokio::io::join(&[5, 1, 1][..], Vec::new()),
         HandshakeBuffer::default(),
         (&Users::default(), &Commands::default()),
+        CLIENT,
     )
     .await;
     assert_eq!(gssapi.unwrap_err().to_string(), "no acceptable method: GSSAPI is not supported");
@@ -141,7 +143,7 @@ async fn what_a_listener_does_not_serve() {
     let asked = async |number| {
         let input = [&[5, 1, 0, 5, number][..], &REQUEST[2..]].concat();
         let mut leg = tokio::io::join(&input[..], Vec::new());
-        ask(&mut leg, HandshakeBuffer::default(), (&users, &commands)).await
+        ask(&mut leg, HandshakeBuffer::default(), (&users, &commands), CLIENT).await
     };
     assert_eq!(asked(1).await.unwrap_err().to_string(), "command Connect not supported");
     assert_eq!(asked(0xf0).await.unwrap().asked, Asked::Resolve { name: false });

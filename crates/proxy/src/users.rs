@@ -64,6 +64,16 @@ pub enum NoUser {
     TooMany,
 }
 
+impl NoUser {
+    /// Returns the words for the log.
+    pub fn why(self) -> &'static str {
+        match self {
+            NoUser::Wrong => "wrong name or password",
+            NoUser::TooMany => "too many wrong passwords from this address",
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Eq)]
 enum Secret {
     Clear(String),
@@ -154,21 +164,15 @@ impl Users {
         Ok(())
     }
 
-    /// Like [`Users::check`], unless this client has guessed too often.
+    /// Returns the name if the password is right, unless this client has guessed too often. Needs a runtime.
     pub async fn check_of(&self, client: IpAddr, given: &Credentials) -> Result<&str, NoUser> {
-        if self.failures.are_too_many(client) {
-            return Err(NoUser::TooMany);
-        }
-        let user = self.check(given).await;
-        user.ok_or_else(|| {
-            self.failures.begin(client);
-            NoUser::Wrong
-        })
+        let check = async { self.check(given).await.ok_or(()) };
+        self.failures.check(client, check).await.map_err(|(why, _)| why)
     }
 
-    /// Returns the name if the password is right. An unknown name takes as long as a wrong
-    /// password. Hashes are computed by other threads, only a few at a time. Needs a runtime.
-    pub async fn check(&self, given: &Credentials) -> Option<&str> {
+    /// The same without a limit of guesses. An unknown name takes as long as a wrong
+    /// password. Hashes are computed by other threads, only a few at a time.
+    pub(crate) async fn check(&self, given: &Credentials) -> Option<&str> {
         let known = std::str::from_utf8(&given.name).ok().and_then(|name| self.secrets.get_key_value(name));
         let any_hash = || self.secrets.values().find(|s| matches!(s, Secret::Hashed(_)));
         let same = match known.map(|(_, secret)| secret).or_else(any_hash) {

@@ -1,11 +1,12 @@
 //! All integration tests of this crate, a module for each subject. Those of HTTP are in its own crate.
 
 mod first_bytes;
+mod guesses;
 mod login;
 mod loopback;
 mod proxying;
 mod socks;
 mod tls;
 
-/// What the servers of these tests serve beside the protocols of this crate.
-const SERVICES: &[longsplice_proxy::Open] = &[];
+/// What the servers of these tests serve beside handshakes that lead to a relay.
+const SERVICES: &[longsplice_proxy::Open] = &[longsplice_proxy::ftp::open];

@@ -34,12 +34,8 @@ pub(crate) async fn authenticate(
     let Some(credentials) = basic(given) else { return fail(None, "no Basic name and password") };
     match users.check_of(client, &credentials).await {
         Ok(user) => Ok(Some(user.to_owned())),
-        Err(NoUser::Wrong) => {
-            fail(Some(String::from_utf8_lossy(&credentials.name).into_owned()), "wrong name or password")
-        }
-        Err(NoUser::TooMany) => {
-            Err((Fault::AuthFailed { user: None, why: "too many wrong passwords from this address" }, 429))
-        }
+        Err(no @ NoUser::Wrong) => fail(Some(String::from_utf8_lossy(&credentials.name).into_owned()), no.why()),
+        Err(no @ NoUser::TooMany) => Err((Fault::AuthFailed { user: None, why: no.why() }, 429)),
     }
 }
 

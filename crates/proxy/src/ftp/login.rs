@@ -7,7 +7,7 @@ use crate::{
     fault::Fault,
     onward::connect,
     target::{Host, Target, TargetError},
-    users::Credentials,
+    users::{Credentials, NoUser},
 };
 use longsplice_engine::LegOfProxy;
 use std::str;
@@ -108,10 +108,11 @@ impl Session<'_> {
         let at = argument.iter().rposition(|b| *b == b'@');
         let (password, given) = at.map_or((&b""[..], argument), |at| (&argument[..at], &argument[at + 1..]));
         let credentials = Credentials { name: proxy_user.clone().into_bytes(), password: given.to_vec() };
-        if self.ftp.users.check(&credentials).await.is_none() {
-            let fault = Fault::AuthFailed { user: Some(proxy_user), why: "wrong name or password" };
+        let client = self.client.leg.source().ip();
+        if let Err(no) = self.ftp.users.check_of(client, &credentials).await {
+            let fault = Fault::AuthFailed { user: Some(proxy_user).filter(|_| no == NoUser::Wrong), why: no.why() };
             self.state.failures += 1;
-            if self.state.failures >= TRIES {
+            if no == NoUser::TooMany || self.state.failures >= TRIES {
                 self.tell(421, "Too many failed logins").await?;
                 return Err(Next::Fault(fault));
             }

@@ -121,7 +121,7 @@ async fn three_tries_a_delay_after_each_and_a_limit_for_each_address() {
     assert!(matches!(chosen, Err(Fault::Timeout(_))), "{chosen:?}");
     let (chosen, told, ..) = run(&login, b"ann\nsecret\ndb\n").await;
     assert!(matches!(chosen, Err(Fault::AuthFailed { user: None, .. })), "{chosen:?}");
-    assert!(told.ends_with("too many failed logins from this address\r\n"), "{told}");
+    assert!(told.ends_with("too many wrong passwords from this address\r\n"), "{told}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,19 +1,19 @@
 //! Failed logins by client address: who has had too many is refused for a while, however many connections are used.
 
-use crate::limits::counted_as;
+use crate::{limits::counted_as, users::NoUser};
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 /// Time for which failures count.
 pub const FORGET: Duration = Duration::from_secs(600);
-/// Default maximum of failures: some users behind one address may mistype now and then.
+/// Default maximum of failures of login gateways, where people type: some users behind one address may mistype now and then.
 pub const FAILURES: u32 = 10;
-/// Maximum of wrong passwords in requests: programs send one again and again without asking anybody. Whoever guesses has 100 tries
+/// Maximum of wrong passwords elsewhere: programs send one again and again without asking anybody. Whoever guesses has 100 tries
 /// in ten minutes.
 pub const WRONG: u32 = 100;
 /// Number of addresses that are remembered, about 4 MB. Whoever has more addresses than this is not held up by counting them;
@@ -24,89 +24,184 @@ const ADDRESSES: usize = 65536;
 #[derive(Debug)]
 pub(crate) struct Failures {
     max: u32,
-    of: Mutex<HashMap<IpAddr, (u32, Instant)>>,
+    of: Mutex<HashMap<IpAddr, Tries>>,
+    /// A try has ended.
+    ended: Notify,
+}
+
+/// The tries of one client.
+#[derive(Debug)]
+struct Tries {
+    failed: u32,
+    /// Those whose result is not known.
+    running: u32,
+    since: Instant,
+}
+
+/// A try, which has failed unless it is said that it has not.
+struct Try<'a> {
+    failures: &'a Failures,
+    /// `None`: it is not counted.
+    client: Option<IpAddr>,
+    succeeded: bool,
 }
 
 impl Failures {
     pub fn new(max: u32) -> Failures {
-        Failures { max, of: Mutex::default() }
+        Failures { max, of: Mutex::default(), ended: Notify::new() }
     }
 
-    /// Counts a try as failed until it is known. Returns false if the client has had too many.
-    pub fn begin(&self, client: IpAddr) -> bool {
-        let (client, now) = (counted_as(client), Instant::now());
-        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = |since: &Instant| now.duration_since(*since) < FORGET;
+    /// Checks a password of this client. Tries at once are no way around the limit, and not against it, either: a try waits while
+    /// those that run might use up what is left. A try that is not waited for has failed. What failed before still counts after
+    /// a good one: who has one password may guess another.
+    pub async fn check<T, E>(
+        &self,
+        client: IpAddr,
+        check: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, (NoUser, Option<E>)> {
+        let mut running = loop {
+            let ended = self.ended.notified();
+            match self.begin(counted_as(client)) {
+                Ok(Some(running)) => break running,
+                Ok(None) => ended.await,
+                Err(why) => return Err((why, None)),
+            }
+        };
+        let result = check.await;
+        running.succeeded = result.is_ok();
+        result.map_err(|why| (NoUser::Wrong, Some(why)))
+    }
+
+    /// Returns nothing if the client has to wait.
+    fn begin(&self, client: IpAddr) -> Result<Option<Try<'_>>, NoUser> {
+        let now = Instant::now();
+        let mut of = self.lock();
+        let running = |client| Some(Try { failures: self, client, succeeded: false });
         if of.len() >= ADDRESSES && !of.contains_key(&client) {
-            of.retain(|_, (_, since)| counts(since));
+            of.retain(|_, tries| tries.running > 0 || tries.count_at(now));
             if of.len() >= ADDRESSES {
-                return true;
+                return Ok(running(None));
             }
         }
-        let (number, since) = of.entry(client).or_insert((0, now));
-        if !counts(since) {
-            (*number, *since) = (0, now);
+        let tries = of.entry(client).or_insert(Tries { failed: 0, running: 0, since: now });
+        if !tries.count_at(now) {
+            (tries.failed, tries.since) = (0, now);
         }
-        let may = *number < self.max;
-        *number += u32::from(may);
-        may
+        if tries.failed >= self.max {
+            return Err(NoUser::TooMany);
+        }
+        if tries.failed + tries.running >= self.max {
+            return Ok(None);
+        }
+        tries.running += 1;
+        Ok(running(Some(client)))
     }
 
-    /// Whether a client has had too many. Other than with [`Failures::begin`], many may try at once.
-    pub fn are_too_many(&self, client: IpAddr) -> bool {
-        let of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = |(number, since): &(u32, Instant)| *number >= self.max && since.elapsed() < FORGET;
-        of.get(&counted_as(client)).is_some_and(counts)
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Tries>> {
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// The try was none. Those before still count: who has one password may guess another.
-    pub fn succeeded(&self, client: IpAddr) {
-        let client = counted_as(client);
-        let mut of = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((number, _)) = of.get_mut(&client) {
-            *number = number.saturating_sub(1);
-            if *number == 0 {
+impl Tries {
+    fn count_at(&self, now: Instant) -> bool {
+        now.duration_since(self.since) < FORGET
+    }
+}
+
+impl Drop for Try<'_> {
+    fn drop(&mut self) {
+        let Some(client) = self.client else { return };
+        let mut of = self.failures.lock();
+        if let Some(tries) = of.get_mut(&client) {
+            tries.running -= 1;
+            tries.failed += u32::from(!self.succeeded);
+            if (tries.running, tries.failed) == (0, 0) {
                 of.remove(&client);
             }
         }
+        drop(of);
+        self.failures.ended.notify_waiters();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::time::advance;
+    use std::{cell::Cell, future::pending};
+    use tokio::{
+        join,
+        time::{advance, sleep, timeout},
+    };
+
+    const GOOD: Result<(), ()> = Ok(());
+    const WRONG: Result<(), ()> = Err(());
+
+    async fn tried(failures: &Failures, client: IpAddr, result: Result<(), ()>) -> Result<(), NoUser> {
+        failures.check(client, async { result }).await.map_err(|(why, _)| why)
+    }
 
     #[tokio::test(start_paused = true)]
     async fn failures_count_for_a_while() {
         let failures = Failures::new(2);
         let [a, b, c]: [IpAddr; 3] = ["192.0.2.1", "2001:db8::1", "2001:db8::ffff:2"].map(|a| a.parse().unwrap());
-        assert!(failures.begin(a));
-        failures.succeeded(a);
-        assert_eq!([failures.begin(a), failures.begin(a), failures.begin(a)], [true, true, false]);
-        assert_eq!([failures.begin(b), failures.begin(c), failures.begin(b)], [true, true, false], "one /64");
+        for (client, result, want) in [
+            (a, GOOD, Ok(())),
+            (a, WRONG, Err(NoUser::Wrong)),
+            (a, GOOD, Ok(())),
+            (a, WRONG, Err(NoUser::Wrong)),
+            (a, GOOD, Err(NoUser::TooMany)),
+            (b, WRONG, Err(NoUser::Wrong)),
+            (c, WRONG, Err(NoUser::Wrong)), // one /64
+            (b, GOOD, Err(NoUser::TooMany)),
+        ] {
+            assert_eq!(tried(&failures, client, result).await, want, "{client}");
+        }
         advance(FORGET).await;
-        assert!(failures.begin(a) && failures.begin(c));
+        assert_eq!([tried(&failures, a, GOOD).await, tried(&failures, c, GOOD).await], [Ok(()); 2]);
+        assert_eq!(failures.lock().len(), 0, "nothing is left of who has not failed");
     }
 
+    /// Whoever asks many times at once has no more tries, and whoever has the right password is not refused for it.
     #[tokio::test(start_paused = true)]
-    async fn who_has_failed_too_often_is_known() {
-        let failures = Failures::new(2);
-        let a = IpAddr::from([192, 0, 2, 1]);
-        let tried = [(); 3].map(|()| (failures.are_too_many(a), failures.begin(a)).0);
-        assert_eq!(tried, [false, false, true]);
-        assert!(!failures.are_too_many([192, 0, 2, 2].into()));
-        advance(FORGET).await;
-        assert!(!failures.are_too_many(a));
+    async fn tries_at_once_are_as_many_as_one_after_the_other() {
+        let (failures, a) = (Failures::new(3), IpAddr::from([192, 0, 2, 1]));
+        let (now, most, looked_at) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        let slow = |result: Result<(), ()>| {
+            let (now, most, looked_at) = (&now, &most, &looked_at);
+            failures.check(a, async move {
+                now.set(now.get() + 1);
+                most.set(most.get().max(now.get()));
+                sleep(FORGET / 100).await;
+                now.set(now.get() - 1);
+                looked_at.set(looked_at.get() + 1);
+                result
+            })
+        };
+        let good = join!(slow(GOOD), slow(GOOD), slow(GOOD), slow(GOOD), slow(GOOD), slow(GOOD));
+        assert!(matches!(good, (Ok(()), Ok(()), Ok(()), Ok(()), Ok(()), Ok(()))), "{good:?}");
+        assert_eq!((most.get(), looked_at.replace(0)), (3, 6));
+        let wrong = join!(slow(WRONG), slow(WRONG), slow(WRONG), slow(WRONG), slow(WRONG), slow(GOOD));
+        assert!(matches!(wrong.3, Err((NoUser::TooMany, None))), "{wrong:?}");
+        assert!(matches!(wrong.5, Err((NoUser::TooMany, None))), "{wrong:?}");
+        assert_eq!(looked_at.get(), 3);
+    }
+
+    /// Nobody has learned its result, but whoever does not wait for one has caused the same work.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_that_is_given_up_has_failed() {
+        let (failures, a) = (Failures::new(1), IpAddr::from([192, 0, 2, 1]));
+        let given_up = failures.check(a, pending::<Result<(), ()>>());
+        assert!(timeout(FORGET / 100, given_up).await.is_err());
+        assert_eq!(tried(&failures, a, GOOD).await, Err(NoUser::TooMany));
     }
 
     #[tokio::test]
     async fn memory_is_bounded() {
         let failures = Failures::new(1);
         for n in 0..=u32::try_from(ADDRESSES).unwrap() {
-            assert!(failures.begin(IpAddr::from(n.to_be_bytes())));
+            assert_eq!(tried(&failures, IpAddr::from(n.to_be_bytes()), WRONG).await, Err(NoUser::Wrong));
         }
-        assert_eq!(failures.of.lock().unwrap().len(), ADDRESSES);
-        assert!(!failures.begin(IpAddr::from([0; 4])));
+        assert_eq!(failures.lock().len(), ADDRESSES);
+        assert_eq!(tried(&failures, IpAddr::from([0; 4]), WRONG).await, Err(NoUser::TooMany));
     }
 }
