@@ -35,6 +35,7 @@ pub mod media;
 pub mod onward;
 pub mod pages;
 pub mod pattern;
+mod program;
 pub mod proxy_protocol;
 pub mod resolve;
 pub mod rewrite;

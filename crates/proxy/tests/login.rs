@@ -299,6 +299,28 @@ async fn a_program_knows_the_users() {
     assert_eq!([&lines[0]["user"], &lines[0]["how"], &lines[1]["how"]], ["ann", "closed", "auth-failed"]);
 }
 
+/// Nothing is left of a program that gives no answer.
+#[tokio::test]
+async fn a_program_without_an_answer_ends_with_all_that_it_has_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = program(&dir, "cd \"${0%/*}\"; sleep 1000 & echo $! > started; mv started pid; wait");
+    let more = format!("login = {{ free = true, check = {{ program = \"{check}\", limit = 1 }} }}\n{OPEN}");
+    let proxy = Proxy::start("login", &more).await;
+    let mut client = proxy.connect().await;
+    client.write_all(b"ann\npw\n").await.unwrap();
+    until(&mut client, "Login incorrect").await;
+    let pid = fs::read_to_string(dir.path().join("pid")).unwrap();
+    let status = format!("/proc/{}/stat", pid.trim());
+    // killed, and perhaps not waited for yet
+    let is_over = || fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
+    let over = async {
+        while !is_over() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LIMIT, over).await.expect("it has ended");
+}
+
 #[tokio::test]
 async fn another_process_knows_the_users() {
     let dir = tempfile::tempdir().unwrap();

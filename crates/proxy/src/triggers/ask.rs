@@ -1,12 +1,9 @@
 //! Asks a program what is to become of a connection. It finds what is known in its environment, and answers with a line.
 
+use crate::program::Running;
 use longsplice_engine::FlowStatus;
-use nix::{
-    sys::signal::{Signal, killpg},
-    unistd::Pid,
-};
 use std::{io, path::PathBuf, process::Stdio, str::FromStr, sync::Arc, time::Duration};
-use tokio::{io::AsyncReadExt, process::Command, sync::Semaphore, time::timeout};
+use tokio::{io::AsyncReadExt, sync::Semaphore, time::timeout};
 
 /// Runs at the same time: more would let clients start as many processes as they like.
 const AT_ONCE: usize = 8;
@@ -75,35 +72,21 @@ impl Question {
     async fn run(&self, when: &str, flow: &FlowStatus) -> io::Result<Answer> {
         let _permit = self.running.acquire().await.map_err(io::Error::other)?;
         let listen = flow.listen.map(|at| at.to_string()).unwrap_or_default();
-        let mut command = Command::new(&self.program);
-        command.env_clear().env("PATH", "/usr/bin:/bin").env("WHEN", when).env("FLOW", flow.id.to_string());
+        let mut command = Running::command(&self.program);
+        command.env("WHEN", when).env("FLOW", flow.id.to_string()).stdout(Stdio::piped());
         command.env("PROTOCOL", &flow.protocol).env("LISTEN", listen).env("TARGET", &flow.target);
         command.env("CLIENT", flow.client.to_string()).env("SERVER", flow.server.to_string());
         command.env("USER", flow.user.as_deref().unwrap_or_default());
         command.env("BYTES_UP", flow.bytes_up.to_string()).env("BYTES_DOWN", flow.bytes_down.to_string());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true).process_group(0);
-        let mut child = command.spawn()?;
-        let group = Group(child.id());
+        let mut running = Running::start(&mut command)?;
         let mut answer = Vec::new();
-        if let Some(output) = child.stdout.take() {
+        if let Some(output) = running.0.stdout.take() {
             output.take(LENGTH).read_to_end(&mut answer).await?;
         }
-        let status = child.wait().await?;
-        std::mem::forget(group); // its number may soon be another's
+        let status = running.0.wait().await?;
         if !status.success() {
             return Err(io::Error::other(status.to_string()));
         }
         String::from_utf8_lossy(&answer).trim_end().parse()
-    }
-}
-
-/// A program that has not ended, with all that it has started. They are killed with this.
-struct Group(Option<u32>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(id) = self.0.and_then(|id| i32::try_from(id).ok()) {
-            let _ = killpg(Pid::from_raw(id), Signal::SIGKILL); // they may just have ended
-        }
     }
 }

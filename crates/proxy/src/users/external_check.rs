@@ -4,7 +4,10 @@
 //! answers by its exit status: 0 is right, 1 is wrong. A process behind a socket gets the address as a third line, and answers
 //! with the line `yes` or `no`. Anything else is an error, and refuses the user.
 
-use crate::users::cleared::{Cleared, clear};
+use crate::{
+    program::Running,
+    users::cleared::{Cleared, clear},
+};
 use std::{
     io,
     net::IpAddr,
@@ -16,7 +19,6 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
-    process::Command,
     sync::Semaphore,
     time::timeout,
 };
@@ -79,18 +81,17 @@ impl Check {
 
     async fn run(&self, path: &Path, name: &[u8], password: &[u8], client: IpAddr) -> io::Result<bool> {
         let _permit = self.running.acquire().await.map_err(io::Error::other)?;
-        let mut command = Command::new(path);
-        command.env_clear().env("PATH", "/usr/bin:/bin").env("CLIENT", client.to_canonical().to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-        let mut child = command.spawn()?;
-        if let Some(mut input) = child.stdin.take() {
+        let mut command = Running::command(path);
+        command.env("CLIENT", client.to_canonical().to_string()).stdin(Stdio::piped());
+        let mut running = Running::start(&mut command)?;
+        if let Some(mut input) = running.0.stdin.take() {
             // It need not read to say no.
             match input.write_all(&lines(&[name, password])).await {
                 Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(e),
                 _ => drop(input),
             }
         }
-        let status = child.wait().await?;
+        let status = running.0.wait().await?;
         match status.code() {
             Some(0) => Ok(true),
             Some(1) => Ok(false),
