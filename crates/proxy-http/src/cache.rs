@@ -21,7 +21,7 @@ mod turns;
 mod writer;
 
 pub(crate) use file::{BLOCK, Stored};
-use index::{Index, Key};
+use index::{Index, Key, Labels};
 use longsplice_engine::{Tap, TapReader, Taps};
 use longsplice_http::{Body, Framing, Response};
 pub(crate) use longsplice_proxy::counters::cache::Count;
@@ -220,19 +220,20 @@ impl Cache {
     }
 
     /// Invalidates what is stored for a URL, or for all that begin with it, of whatever site and pool: URLs are compared from
-    /// their `http://` on. Looks at some thousand files behind `after`. Returns how many were removed, and the last one that was
-    /// looked at, unless it is the last one of all. Blocks.
+    /// their `http://` on. Looks at the files of the URL, or of its site, some thousand behind `after`. Returns how many were removed,
+    /// and the last one that was looked at, unless it is the last one of all. Blocks.
     pub fn purge(&self, url: &str, below: bool, after: Option<u64>) -> (u64, Option<u64>) {
         const AT_ONCE: usize = 4096;
         let url = normal(url);
         let is_meant = |stored: &str| {
-            let stored = normal(stored.find("http://").map_or(stored, |at| &stored[at..]));
+            let stored = plain(stored);
             if below { stored.starts_with(&url) } else { stored == url }
         };
+        let [whole, site] = labels(&url);
         let page = {
             let mut state = self.shared.state();
             state.fills.values_mut().filter(|f| is_meant(&f.meta.url)).for_each(|f| f.stale = true);
-            state.index.after(after, AT_ONCE)
+            state.index.after(if below { site } else { whole }, after, AT_ONCE)
         };
         let mut removed = 0;
         for (file, key) in &page {
@@ -334,7 +335,7 @@ impl CacheInner {
             match path.extension().and_then(|e| e.to_str()) {
                 Some("tmp") => CacheInner::unlink(&path),
                 Some("entry") => match Stored::open(&path) {
-                    Ok(stored) => found.push((number, stored.size, key(&stored.meta.url), variant(&stored.meta))),
+                    Ok(stored) => found.push((number, stored.size, key(&stored.meta.url), marks(&stored.meta))),
                     Err(error) => {
                         tracing::warn!("{} is damaged, and removed: {error}", path.display());
                         CacheInner::unlink(&path);
@@ -346,9 +347,9 @@ impl CacheInner {
         }
         found.sort_unstable(); // oldest first: numbers grow
         let mut state = self.state();
-        for (number, size, key, variant) in found {
+        for (number, size, key, marks) in found {
             state.next = number;
-            let gone = state.index.add(key, number, size, variant);
+            let gone = state.index.add(key, number, size, marks);
             gone.iter().for_each(|file| CacheInner::unlink(&self.entry(*file)));
         }
         self.make_room(&mut state);
@@ -430,10 +431,24 @@ fn key(url: &str) -> Key {
     u128::from_str_radix(&digest(url.as_bytes()), 16).unwrap_or_default() // 32 hexadecimal digits
 }
 
-/// Returns a hash that distinguishes replies with the same URL.
-fn variant(meta: &Meta) -> u64 {
-    let all = format!("{}{:?}", meta.filter, meta.asked);
-    u64::from_str_radix(&digest(all.as_bytes())[..16], 16).unwrap_or_default()
+/// Returns the URL of a stored reply as in [`normal`], without its pool.
+fn plain(stored: &str) -> String {
+    normal(stored.find("http://").map_or(stored, |at| &stored[at..]))
+}
+
+/// Returns a hash that distinguishes replies with the same URL, and what they are purged by.
+fn marks(meta: &Meta) -> (u64, Labels) {
+    (hash(&format!("{}{:?}", meta.filter, meta.asked)), labels(&plain(&meta.url)))
+}
+
+/// Returns the labels of a URL, as in [`normal`].
+fn labels(url: &str) -> Labels {
+    let site = url[7..].find('/').map_or(url, |end| &url[..7 + end]);
+    [hash(url), hash(site)]
+}
+
+fn hash(text: &str) -> u64 {
+    u64::from_str_radix(&digest(text.as_bytes())[..16], 16).unwrap_or_default()
 }
 
 /// Returns a digest of the filter and of changes in requests: a reply that one filter allowed may be denied by another, and

@@ -300,6 +300,42 @@ fn filters_and_changed_requests_tell_replies_apart() {
     assert!(all[0] != all[1] && all[1] != all[2] && all.iter().all(|f| !f.is_empty()), "{all:?}");
 }
 
+/// However much is stored of other sites, what is meant is found at once.
+#[test]
+fn purges_look_at_the_site_that_is_meant() {
+    let mut scene = Scene::new(64 << 20);
+    for url in ["pool http://a/x", "http://A:80/x?y", "http://a/z", "http://ab/x", "http://b/x"] {
+        scene.store(url, "a", b"?");
+    }
+    for other in 0..10_000 {
+        let url = format!("http://{other}.example/");
+        let marks = (0, labels(&plain(&url)));
+        scene.cache.shared.state().index.add(key(&url), 1_000_000 + other, 1, marks);
+    }
+    let left = |scene: &Scene| scene.cache.shared.state().index.len() - 10_000;
+    assert_eq!(scene.cache.purge("http://c/", true, None), (0, None));
+    assert_eq!(scene.cache.purge("http://a", false, None), (0, None));
+    assert_eq!(scene.cache.purge("http://a/x", false, None), (1, None));
+    assert_eq!(scene.cache.purge("http://a/x", true, None), (1, None));
+    assert_eq!((scene.cache.purge("HTTP://a", true, None), left(&scene)), ((1, None), 2));
+    // those of one site come page by page; that they have no files is found when they are asked for
+    for page in 0..5000 {
+        let url = format!("http://b/{page}");
+        let marks = (0, labels(&plain(&url)));
+        scene.cache.shared.state().index.add(key(&url), 2_000_000 + page, 1, marks);
+    }
+    let (removed, after) = scene.cache.purge("http://b", true, None);
+    assert_eq!((removed, after.is_some()), (1, true));
+    assert_eq!(scene.cache.purge("http://b", true, after), (0, None));
+    // as after a restart
+    let mut scene = scene.again();
+    scene.store("http://ab/y", "a", b"?");
+    assert_eq!(
+        (scene.cache.purge("http://ab/", true, None), scene.cache.purge("http://b/", true, None)),
+        ((2, None), (0, None))
+    );
+}
+
 #[test]
 fn references() {
     let url = "http://x:81/a/b";

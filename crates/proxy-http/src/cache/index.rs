@@ -1,8 +1,9 @@
-//! The index of stored replies in memory: files, sizes, and the order of their last use. It takes about 150 bytes per reply.
+//! The index of stored replies in memory: files, sizes, the order of their last use, and what they are purged by. It takes about
+//! 220 bytes per reply.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Maximum number of replies: 150 MB of memory, and as many files as a directory handles well.
+/// Maximum number of replies: 220 MB of memory, and as many files as a directory handles well.
 const ENTRIES: usize = 1 << 20;
 /// Maximum number of replies per URL, selected by request fields (RFC 9111, 4.1). A lookup opens each of them.
 const VARIANTS: usize = 8;
@@ -12,6 +13,9 @@ const OVERHEAD: u64 = 4096;
 /// The first 128 bits of a URL's SHA-256.
 pub(super) type Key = u128;
 
+/// Hashes of a reply's URL without its pool, and of its site. Others may have the same.
+pub(super) type Labels = [u64; 2];
+
 #[derive(Debug)]
 struct Slot {
     file: u64,
@@ -19,6 +23,7 @@ struct Slot {
     used: u64,
     /// Hash of the fields that select this reply.
     variant: u64,
+    labels: Labels,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +32,8 @@ pub(super) struct Index {
     of: HashMap<Key, Vec<Slot>>,
     /// Key and file by time of last use.
     order: BTreeMap<u64, (Key, u64)>,
+    /// Each label with its files, and their keys.
+    labelled: BTreeSet<(u64, u64, Key)>,
     bytes: u64,
     clock: u64,
 }
@@ -46,21 +53,15 @@ impl Index {
         self.of.get(&key).into_iter().flatten().rev().map(|s| s.file).collect()
     }
 
-    /// Returns files with higher numbers, at most so many, in their order.
-    pub fn after(&self, file: Option<u64>, most: usize) -> Vec<(u64, Key)> {
-        let behind =
-            self.order.values().map(|(key, file)| (*file, *key)).filter(|(at, _)| file.is_none_or(|f| *at > f));
-        let mut all: Vec<(u64, Key)> = behind.collect();
-        if all.len() > most {
-            all.select_nth_unstable(most);
-            all.truncate(most);
-        }
-        all.sort_unstable();
-        all
+    /// Returns files with this label and higher numbers, at most so many, in their order.
+    pub fn after(&self, label: u64, file: Option<u64>, most: usize) -> Vec<(u64, Key)> {
+        let from = (label, file.map_or(0, |file| file + 1), Key::MIN);
+        let all = self.labelled.range(from..=(label, u64::MAX, Key::MAX));
+        all.map(|(_, file, key)| (*file, *key)).take(most).collect()
     }
 
     /// Adds a file. Returns the files that it replaces.
-    pub fn add(&mut self, key: Key, file: u64, size: u64, variant: u64) -> Vec<u64> {
+    pub fn add(&mut self, key: Key, file: u64, size: u64, (variant, labels): (u64, Labels)) -> Vec<u64> {
         let slots = self.of.entry(key).or_default();
         let mut gone: Vec<u64> = slots.iter().filter(|s| s.variant == variant).map(|s| s.file).collect();
         if gone.is_empty() && slots.len() >= VARIANTS {
@@ -68,8 +69,9 @@ impl Index {
         }
         self.clock += 1;
         let bytes = size + OVERHEAD;
-        slots.push(Slot { file, bytes, used: self.clock, variant });
+        slots.push(Slot { file, bytes, used: self.clock, variant, labels });
         self.order.insert(self.clock, (key, file));
+        self.labelled.extend(labels.map(|label| (label, file, key)));
         self.bytes += bytes;
         for file in &gone {
             self.remove(key, *file);
@@ -100,6 +102,9 @@ impl Index {
             self.of.remove(&key);
         }
         self.order.remove(&slot.used);
+        for label in slot.labels {
+            self.labelled.remove(&(label, file, key));
+        }
         self.bytes -= slot.bytes;
         true
     }
@@ -119,33 +124,38 @@ mod tests {
     fn what_was_used_last_stays() {
         let mut index = Index::default();
         for file in 1..=3 {
-            assert!(index.add(file.into(), file, 1000, 0).is_empty());
+            assert!(index.add(file.into(), file, 1000, (0, [0, 1])).is_empty());
         }
         assert_eq!((index.len(), index.bytes()), (3, 3 * (1000 + OVERHEAD)));
         index.touch(1, 1, 2000);
         assert_eq!(index.bytes(), 4000 + 3 * OVERHEAD);
         assert_eq!([index.evict(), index.evict(), index.evict(), index.evict()], [Some(2), Some(3), Some(1), None]);
-        assert_eq!((index.len(), index.bytes(), index.of.len()), (0, 0, 0));
+        assert_eq!((index.len(), index.bytes(), index.of.len(), index.labelled.len()), (0, 0, 0, 0));
     }
 
     #[test]
     fn pages_in_the_order_of_numbers() {
         let mut index = Index::default();
-        for file in [5_u64, 1, 4, 2, 3] {
-            index.add(file.into(), file, 1, 0);
+        for file in [5_u64, 1, 4, 2, 3, 6] {
+            index.add(file.into(), file, 1, (0, [file % 2, 10]));
         }
-        assert_eq!(index.after(None, 2), [(1, 1), (2, 2)]);
-        assert_eq!(index.after(Some(2), 2), [(3, 3), (4, 4)]);
-        assert_eq!(index.after(Some(4), 9), [(5, 5)]);
-        assert_eq!(index.after(Some(5), 9), []);
+        assert_eq!(index.after(10, None, 2), [(1, 1), (2, 2)]);
+        assert_eq!(index.after(10, Some(2), 2), [(3, 3), (4, 4)]);
+        assert_eq!(index.after(10, Some(4), 9), [(5, 5), (6, 6)]);
+        assert_eq!(index.after(10, Some(6), 9), []);
+        assert_eq!(index.after(1, None, 2), [(1, 1), (3, 3)]);
+        assert_eq!(index.after(1, Some(3), 2), [(5, 5)]);
+        assert!(index.remove(3, 3));
+        assert_eq!(index.after(1, None, 9), [(1, 1), (5, 5)]);
+        assert_eq!(index.after(2, None, 9), []);
     }
 
     #[test]
     fn variants() {
         let mut index = Index::default();
-        assert!((0..VARIANTS as u64).all(|v| index.add(7, v, 1, v).is_empty()));
-        assert_eq!(index.add(7, 100, 1, 3), [3]); // replaces the same variant
-        assert_eq!(index.add(7, 101, 1, 99), [0]); // replaces the oldest variant
+        assert!((0..VARIANTS as u64).all(|v| index.add(7, v, 1, (v, [0, 1])).is_empty()));
+        assert_eq!(index.add(7, 100, 1, (3, [0, 1])), [3]); // replaces the same variant
+        assert_eq!(index.add(7, 101, 1, (99, [0, 1])), [0]); // replaces the oldest variant
         assert_eq!(index.files(7), [101, 100, 7, 6, 5, 4, 2, 1]);
         assert!(!index.remove(7, 0) && index.remove(7, 1) && !index.remove(8, 1));
         assert_eq!((index.files(8), index.len()), (vec![], VARIANTS - 1));

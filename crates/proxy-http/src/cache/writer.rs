@@ -1,6 +1,6 @@
 //! The thread that writes replies: it takes bodies from the tap and finds their ends.
 
-use super::{CacheInner, Count, Filling, file::Writing, variant};
+use super::{CacheInner, Count, Filling, file::Writing, marks};
 use longsplice_engine::{Piece, PieceKind, TapDirection, TapReader};
 use longsplice_http::{Body, Step};
 use std::{
@@ -166,7 +166,7 @@ impl CacheInner {
         let mut state = self.state();
         let filling = state.fills.remove(&id).filter(|f| !f.stale).ok_or(Lost::Cut)?;
         fs::rename(self.temporary(id), self.entry(id)).map_err(Lost::Disk)?;
-        let gone = state.index.add(filling.key, id, size, variant(&meta));
+        let gone = state.index.add(filling.key, id, size, marks(&meta));
         gone.iter().for_each(|file| CacheInner::unlink(&self.entry(*file)));
         self.make_room(&mut state);
         self.count(Count::Stored);
