@@ -21,8 +21,8 @@ const PIECE: usize = 4096;
 const FREE: u64 = 1 << 20;
 /// Base-2 logarithm of the longest window of zstd: RFC 9659 allows no longer one.
 const ZSTD_WINDOW: u32 = 23;
-/// All windows that are in use: those of some forty bodies of br that are as long as that.
-static WINDOWS: Windows = Windows { used: AtomicU64::new(0), most: 640 << 20 };
+/// All windows that are in use: those of 64 bodies of br that have the longest one, or 256 with the usual one.
+static WINDOWS: Windows = Windows { used: AtomicU64::new(0), most: 1 << 30 };
 /// Levels of compression that keep up with a network, and windows that many bodies at once have memory for.
 const GZIP_LEVEL: u32 = 4;
 const BROTLI_LEVEL: u32 = 4;
@@ -128,7 +128,8 @@ impl Coding {
     }
 }
 
-/// The memory that windows of decoders take together. A window is as large as what was made, up to its length.
+/// The memory that windows of decoders take together. A window is as large as what was made, up to its length; that of br, which
+/// is cleared before it is used, has its whole length from the beginning.
 struct Windows {
     used: AtomicU64,
     most: u64,
@@ -247,6 +248,12 @@ impl Decoder {
 
     /// Adds received bytes, all of which [`Decoder::next`] has to read before the next ones.
     pub fn add(&mut self, coded: &[u8]) {
+        if let (0, Source::Brotli(_), Some(first)) = (self.read, &self.source, coded.first()) {
+            self.window.length = brotli_window(*first);
+            if !self.window.holds(u64::MAX) {
+                self.source = Source::Failed(BadContent::Memory);
+            }
+        }
         self.read += coded.len() as u64;
         if let Some(input) = self.input() {
             input.bytes.extend_from_slice(coded);
@@ -342,6 +349,17 @@ impl Decoder {
             Source::Failed(_) => None,
         }
     }
+}
+
+/// Returns the length of the window by the first byte of a stream (RFC 7932, 9.1).
+fn brotli_window(first: u8) -> u64 {
+    let bits = match (first & 1, first >> 1 & 7, first >> 4 & 7) {
+        (0, ..) => 16,
+        (_, 0, 0) => 17,
+        (_, 0, more) => 8 + more,
+        (_, more, _) => 17 + more,
+    };
+    1 << bits
 }
 
 /// Puts a coding on one body.

@@ -155,10 +155,17 @@ fn what_servers_are_asked_for_can_be_read() {
 /// Bodies that want long windows leave no room for each other; those that want little get it.
 #[test]
 fn windows_have_a_limit_together() {
-    static FEW: Windows = Windows { used: AtomicU64::new(0), most: 10 << 20 };
+    static FEW: Windows = Windows { used: AtomicU64::new(0), most: 20 << 20 };
     let unlimited = Expansion { size: u64::MAX, ratio: u32::MAX };
     let read = |coding, length: usize| {
-        let whole = coded(coding, &vec![b'a'; length], usize::MAX, false);
+        let content = vec![b'a'; length];
+        let mut long = brotli::CompressorWriter::new(Vec::new(), 4096, BROTLI_LEVEL, 24);
+        let whole = if (coding, length) == (Coding::Brotli, 30 << 20) {
+            long.write_all(&content).unwrap();
+            long.into_inner()
+        } else {
+            coded(coding, &content, usize::MAX, false)
+        };
         let (mut decoder, mut out) = (Decoder::within(&FEW, coding, unlimited), Vec::new());
         decoder.add(&whole);
         let end = loop {
@@ -176,6 +183,10 @@ fn windows_have_a_limit_together() {
     assert_eq!(end, Ok(()));
     assert_eq!(read(Coding::Brotli, 30 << 20).1, Err(BadContent::Memory));
     drop((first, small));
+    let (long, end) = read(Coding::Brotli, 30 << 20);
+    assert_eq!((end, FEW.used.load(Ordering::Relaxed)), (Ok(()), 16 << 20));
+    assert_eq!(read(Coding::Zstd, 30 << 20).1, Err(BadContent::Memory));
+    drop(long);
     assert_eq!(read(Coding::Zstd, 30 << 20).1, Ok(()));
     assert_eq!(FEW.used.load(Ordering::Relaxed), 0);
 }
