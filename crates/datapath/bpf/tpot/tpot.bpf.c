@@ -325,10 +325,10 @@ static __always_inline int has_listener(__u32 rule)
 	return !!sk;
 }
 
-/* A SYN of a host that need not ask. tpot_lookup() finds the listener for it, and for a SYN cookie, unless the kernel finds one by
- * its address, where the connection is awaited. There is no tunnel: once the client has completed the handshake, the leg in the
- * data path tells that its packets are for us. Until then, only what fits the handshake is, see pass_by(): anybody can forge a
- * SYN, and its connection may be one that is routed past us. */
+/* A SYN of a host that need not ask. tpot_lookup() finds the listener for it, and for a SYN cookie, unless the kernel finds one
+ * by its address, where the connection is awaited. There is no tunnel: once the client has completed the handshake, the leg in
+ * the data path tells that its packets are for us. Until then, only what fits the handshake is, see pass_by(): anybody can forge
+ * a SYN, and its connection may be one that is routed past us. */
 static __always_inline int intercept_plain(struct __sk_buff *skb, const struct packet *p)
 {
 	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_PLAIN }, *known = bpf_map_lookup_elem(&tpot_syns, &p->t);
