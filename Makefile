@@ -4,6 +4,7 @@
 CARGO ?= cargo
 OUT ?= target/demo
 SOAK_SECONDS ?= 3600
+BASE ?= main
 PATH := $(HOME)/.cargo/bin:$(PATH)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
 BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
@@ -20,7 +21,7 @@ RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
 .PHONY: help build check lint deny advisories notices demo test quick test-all test-loaded soak
-.PHONY: kernels kernels-short kernels-changed bench shell man install-deps
+.PHONY: kernels kernels-short kernels-changed bench bench-gate shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'
@@ -35,6 +36,7 @@ help:
 	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
 	@echo 'make kernels-changed  the same, unless it has passed with this data path before (root)'
 	@echo 'make bench         the figures of the README (root)'
+	@echo 'make bench-gate    whether anything has become slower since the commit BASE=... (main), on a quiet machine (root)'
 	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
 	@echo 'make man           target/longsplice.1'
 	@echo 'make notices       dist/THIRD-PARTY-NOTICES.txt, after a change of dependencies'
@@ -124,6 +126,15 @@ bench:
 	@$(SUDO) $(DEPS) build lab bench
 	$(BUILD_BENCH)
 	@$(SUDO) $(BENCH)
+
+# The program of BASE is built in target/base, and kept for the next time.
+bench-gate:
+	@$(SUDO) $(DEPS) build lab bench
+	$(BUILD_BENCH)
+	@[ -e target/base ] || git worktree add --detach target/base $(BASE)
+	@git -C target/base checkout --quiet --detach $$(git rev-parse $(BASE))
+	cd target/base && CARGO_TARGET_DIR=$(CURDIR)/target/base-build $(BUILD)
+	@$(SUDO) $(BENCH) gate --against target/base-build/dist/longsplice
 
 shell:
 	@$(SUDO) $(DEPS) build lab shell

@@ -36,9 +36,27 @@ pub enum Command {
     /// stops one of them half way. The demo needs root, nginx or vsftpd, curl, iproute2, tcpdump and util-linux, and takes less
     /// than a minute. The exit status is 0 only if everything worked.
     Demo(DemoArgs),
+    /// Compare the `longsplice` of this directory with another one, such as that of the last release.
+    ///
+    /// Both run in turn, in each round. The exit status is 0 unless this one needs more than 1.05 times the time, system calls, or
+    /// sleeps of the other for a segment or a connection; for times, chance must not explain it. Takes some three minutes, on a
+    /// machine that does nothing else.
+    Gate(GateArgs),
     /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends,
     /// and all programs in it end.
     Shell,
+}
+
+/// What this program is compared with.
+#[derive(Debug, clap::Args)]
+pub struct GateArgs {
+    /// The other `longsplice`.
+    #[arg(long, value_name = "PROGRAM")]
+    pub against: PathBuf,
+
+    /// Number of rounds, of which each runs both. Chance explains anything in fewer than six.
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(6..=1000))]
+    pub rounds: u32,
 }
 
 /// What the demo shows, and where it writes.

@@ -14,6 +14,7 @@ mod driver;
 pub(crate) mod ends;
 mod far;
 mod flood;
+pub(crate) mod gate;
 mod http;
 mod limits;
 pub(crate) mod machine;

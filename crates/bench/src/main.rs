@@ -11,9 +11,10 @@ mod shell;
 use args::{Args, Command};
 use clap::Parser;
 use std::{
+    cell::RefCell,
     env,
     error::Error,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Arc,
@@ -28,13 +29,30 @@ fn main() -> ExitCode {
     let outcome = match &args.command {
         None => bench::bench(&args.bench),
         Some(Command::Demo(demo)) => demo::demo(demo),
+        Some(Command::Gate(gate)) => bench::gate::gate(gate),
         Some(Command::Shell) => shell::shell(),
     };
     longsplice::exit_code("longsplice-bench", outcome)
 }
 
-/// The `longsplice` to run: the one built together with this program.
+thread_local! {
+    /// See [`with_program`].
+    static PROGRAM: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
+}
+
+/// Does this with another `longsplice`.
+fn with_program<T>(program: &Path, work: impl FnOnce() -> T) -> T {
+    PROGRAM.replace(Some(program.to_owned()));
+    let done = work();
+    PROGRAM.take();
+    done
+}
+
+/// The `longsplice` to run: the one built together with this program, or that of [`with_program`].
 fn program() -> Result<PathBuf, Box<dyn Error>> {
+    if let Some(program) = PROGRAM.with_borrow(Clone::clone) {
+        return Ok(program);
+    }
     let program = env::current_exe()?.with_file_name("longsplice");
     if !program.exists() {
         return Err(format!("{} does not exist: build it too, with -p longsplice", program.display()).into());

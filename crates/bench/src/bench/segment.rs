@@ -73,7 +73,8 @@ pub fn on_one_cpu<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-fn run(venue: &Near, bytes: usize, seconds: f64) -> Result<Run> {
+/// Measures round trips of so many bytes for this long. On one CPU, if [`on_one_cpu`] calls it.
+pub fn run(venue: &Near, bytes: usize, seconds: f64) -> Result<Run> {
     let Pair { client, server } = venue.connect(1)?.remove(0);
     let echo = thread::spawn(move || echo(server, bytes));
     let (segments, cost) = (|| {
