@@ -15,6 +15,7 @@ mod datapath;
 mod error;
 mod handshakes;
 mod hops;
+mod memory;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
@@ -85,6 +86,7 @@ pub use handshakes::handshake::{EndToEnd, Handshake, HandshakeSender, Segment, e
 pub use handshakes::hold::{HeldSegment, Reinjector};
 pub use handshakes::transparent::{TransparentRoutes, is_local};
 pub use hops::follow::{PathChanges, Watch};
+pub use memory::give_large_blocks_back;
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use network::conntrack::{ConntrackCounts, conntrack};
 pub use network::devices::{Device, devices};

@@ -9,7 +9,7 @@ use crate::{
     control::{Control, Ending, Stopper, end_limit},
     doctor, memory, paths,
 };
-use longsplice_datapath::MAX_LISTENERS;
+use longsplice_datapath::{MAX_LISTENERS, give_large_blocks_back};
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer, Tpot};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Open, Prepared, Protocol, Server, Workers, limits::CONNECTIONS,
@@ -37,6 +37,7 @@ const SERVICES: [Open; 2] = [longsplice_proxy_http::open, longsplice_proxy::ftp:
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
+    give_large_blocks_back();
     start_log(verbose, args.log_format == Some(Format::Json));
     let config = configure(args)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));

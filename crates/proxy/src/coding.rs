@@ -108,6 +108,14 @@ impl Coding {
         }
     }
 
+    /// What an encoder takes at its level, rather too much than too little.
+    fn encoder(self) -> u64 {
+        match self {
+            Coding::Gzip | Coding::Deflate => 256 << 10,
+            Coding::Brotli | Coding::Zstd => 3 << 20,
+        }
+    }
+
     /// The longest window of a decoder.
     fn window(self) -> u64 {
         match self {
@@ -128,14 +136,14 @@ impl Coding {
     }
 }
 
-/// The memory that windows of decoders take together. A window is as large as what was made, up to its length; that of br, which
+/// The memory that windows of decoders, and encoders, take together. A window is as large as what was made, up to its length; that of br, which
 /// is cleared before it is used, has its whole length from the beginning.
 struct Windows {
     used: AtomicU64,
     most: u64,
 }
 
-/// The window of one decoder.
+/// The window of one decoder, or what an encoder takes.
 struct Window {
     of: &'static Windows,
     length: u64,
@@ -363,7 +371,10 @@ fn brotli_window(first: u8) -> u64 {
 }
 
 /// Puts a coding on one body.
-pub struct Encoder(Kind);
+pub struct Encoder {
+    kind: Kind,
+    _memory: Window,
+}
 
 enum Kind {
     Gzip(GzEncoder<Vec<u8>>),
@@ -381,8 +392,12 @@ impl std::fmt::Debug for Encoder {
 impl Encoder {
     /// Starts at the first byte.
     pub fn new(coding: Coding) -> Result<Encoder, BadContent> {
+        let mut memory = Window { of: &WINDOWS, length: coding.encoder(), used: 0 };
+        if !memory.holds(u64::MAX) {
+            return Err(BadContent::Memory);
+        }
         let level = Compression::new(GZIP_LEVEL);
-        Ok(Encoder(match coding {
+        let kind = match coding {
             Coding::Gzip => Kind::Gzip(GzEncoder::new(Vec::new(), level)),
             Coding::Deflate => Kind::Deflate(ZlibEncoder::new(Vec::new(), level)),
             Coding::Brotli => {
@@ -392,7 +407,8 @@ impl Encoder {
                 let encoder = zstd::stream::write::Encoder::new(Vec::new(), ZSTD_LEVEL);
                 Kind::Zstd(encoder.map_err(|_| BadContent::Memory)?)
             }
-        }))
+        };
+        Ok(Encoder { kind, _memory: memory })
     }
 
     /// Reads the next bytes, and appends what is ready.
@@ -407,7 +423,7 @@ impl Encoder {
 
     /// Appends the rest.
     pub fn end(self, out: &mut Vec<u8>) -> Result<(), BadContent> {
-        let rest = match self.0 {
+        let rest = match self.kind {
             Kind::Gzip(encoder) => encoder.finish(),
             Kind::Deflate(encoder) => encoder.finish(),
             Kind::Brotli(encoder) => Ok(encoder.into_inner()),
@@ -422,7 +438,7 @@ impl Encoder {
         out: &mut Vec<u8>,
         what: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), BadContent> {
-        let (done, made) = match &mut self.0 {
+        let (done, made) = match &mut self.kind {
             Kind::Gzip(encoder) => (what(encoder), encoder.get_mut()),
             Kind::Deflate(encoder) => (what(encoder), encoder.get_mut()),
             Kind::Brotli(encoder) => (what(encoder), encoder.get_mut()),
