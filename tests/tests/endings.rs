@@ -168,6 +168,37 @@ fn a_server_without_power_is_given_up(family: Family) {
     assert_eq!(f.ended(1)[0].how, EndReason::ServerReset);
 }
 
+/// A reset behind data that our socket has received, but not acknowledged yet. The client does not answer a challenge: a firewall
+/// before it has forgotten the connection. That it was never spliced, or was and is no longer, makes no difference.
+#[test_case(Family::V4, false; "v4")]
+#[test_case(Family::V6, false; "v6")]
+#[test_case(Family::V4, true; "v4_taken_back")]
+#[test_case(Family::V6, true; "v6_taken_back")]
+#[ignore = "root"]
+fn a_reset_is_heard_though_its_host_answers_no_challenge(family: Family, spliced: bool) {
+    let (lab, listener) = lab(family);
+    let f = start(&lab, family, Policy { when: SpliceWhen::AfterBytes(u64::MAX), ..Policy::default() });
+    let mut pair = Pair::open(&lab, family, &listener);
+    pair.exchange();
+    if spliced {
+        f.command(Command::Splice);
+        f.wait_state(FlowState::Spliced);
+        f.command(Command::Unsplice);
+        f.wait_state(FlowState::Copying);
+    }
+    // until our socket delays its acknowledgements
+    (0..30).for_each(|_| pair.exchange());
+    let _gone =
+        lab.impair(LinkDirection::ToClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    pair.client.write_all(&[7; 50]).expect("write");
+    SockRef::from(&pair.client).set_linger(Some(Duration::ZERO)).expect("linger");
+    drop(pair.client);
+    pair.server.read_exact(&mut [0; 50]).expect("all that came before");
+    let heard = pair.server.read(&mut [0]);
+    assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset), "{:?}", f.verdicts());
+    assert_eq!(f.ended(1)[0].how, EndReason::ClientReset);
+}
+
 /// The server has sent its end, and has then forgotten the connection, while the client lacks bytes that were forwarded. Both have sent
 /// their ends: so our socket at the server is in TIME-WAIT and does not report the reset, and the one at the client would not send
 /// any.

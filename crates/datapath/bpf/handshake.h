@@ -102,26 +102,31 @@ __noinline int other_has_live_socket(struct __sk_buff *skb)
 	return sc ? is_live(state_of(socket_at(skb, &sc->other, !tuple_is_v4(&sc->other)))) : 0;
 }
 
-/* Read how far the local socket has sent (may_be_behind()). Nothing is read while a process works on it. The socket may be
- * sending just then: the acknowledgement may arrive before the segment is counted, but waits until the process is done. */
+/* Read how far the local socket has sent (may_be_behind()), and what it expects. Nothing is read while a process works on it:
+ * what arrives then waits until the process is done. The socket may be sending just then: the acknowledgement may arrive before
+ * the segment is counted, but waits as well. Returns 1 if a process works on it. */
 __noinline int ask_socket(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
 	struct bpf_sock *sk;
 	struct tcp_sock *tp;
+	int busy = 0;
 
 	if (!sc)
 		return 0;
+	sc->s.socket_known = 0;
 	sk = socket_of(skb, sc);
 	if (!sk)
 		return 0;
 	tp = sk->state == BPF_TCP_LISTEN ? NULL : bpf_skc_to_tcp_sock(sk);
-	if (tp && !*(volatile int *)&tp->inet_conn.icsk_inet.sk.sk_lock.owned) {
+	if (tp) {
+		busy = !!*(volatile int *)&tp->inet_conn.icsk_inet.sk.sk_lock.owned;
 		sc->s.socket_sent = tp->snd_nxt;
-		sc->s.socket_known = 1;
+		sc->s.socket_next = tp->rcv_nxt;
+		sc->s.socket_known = !busy;
 	}
 	bpf_sk_release(sk);
-	return 0;
+	return busy;
 }
 
 /* Report a segment to a transparent connection's socket if the socket is gone: the host has not received our reset. The kernel

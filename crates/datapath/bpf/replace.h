@@ -35,32 +35,25 @@ static __noinline int replace(const struct tuple *t, int other)
 /* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
  * entries of the old one go, and its flow is told. The socket of the old connection may still be there, since its segments were
  * forwarded past it, and user space has not heard of the end yet. It would challenge the SYN, and the client would have to send
- * that again after a second. So the socket gets an RST, and the SYN arrives once more behind it. other: enum other_leg. */
+ * that again after a second. So the socket gets an RST, and the SYN arrives once more behind it. other: enum other_leg. The SYN comes again if it
+ * is dropped. */
 __noinline int begin_anew(struct __sk_buff *skb, int other)
 {
 	struct scratch *sc = scratch();
-	struct tcp_sock *tp = NULL;
-	struct bpf_sock *sk;
-	__u32 next = 0, live = 0;
 
 	if (!sc)
 		return TCX_NEXT;
+	/* While a process works on the socket, what has arrived before waits for it, and nobody knows what the socket will expect
+	 * after that. It would ignore the RST, and live on without the record. */
+	if (ask_socket(skb))
+		return drop(V_SYN);
 	if (other)
 		replace(&sc->other, other);
 	replace(&sc->t, OTHER_NONE);
-	sk = sc->taken ? NULL : socket_of(skb, sc); /* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
-	if (!sk)
+	/* the program of TPOT has seen a SYN in a tunnel, and must not see it again */
+	if (sc->taken || !sc->s.socket_known || bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		return RETRY;
-	if (sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_TIME_WAIT && sk->state != BPF_TCP_NEW_SYN_RECV)
-		tp = bpf_skc_to_tcp_sock(sk);
-	if (tp) {
-		next = tp->rcv_nxt;
-		live = 1;
-	}
-	bpf_sk_release(sk);
-	if (!live || bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-		return RETRY;
-	sc->p.l.seq = next;
+	sc->p.l.seq = sc->s.socket_next;
 	sc->p.l.flags = TH_RST;
 	sc->p.l.win = sc->p.l.urg = 0;
 	sc->p.l.strip_ecn = 1;

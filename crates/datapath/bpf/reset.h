@@ -20,8 +20,16 @@ INLINE int is_late(const struct leg *l, __u32 seq)
 	return before(seq, l->ack_out) && l->ack_out - seq <= (__u32)65535 << l->wscale_out;
 }
 
-/* Fill in the copy of an RST for the local socket, which decides about it in control mode. An RST in order gets the number
- * that the socket has acknowledged: the socket may lack the bytes before it, and ignores an RST beyond its window. An unsplice
+/* The number of an RST in order, as the local socket sees it. It has to be what the socket expects. The host need not answer a
+ * challenge: its port may be in use again, or a firewall on the way may have forgotten the connection. The socket may lack the
+ * bytes before the RST, and may not have acknowledged all that it has. While a process works on it, the RST waits behind what
+ * came before; if nothing is missing, `seq` is right then. */
+INLINE __u32 expected_by_local(const struct leg *l, const struct seg *s, __u32 seq)
+{
+	return s->socket_known ? s->socket_next : later(seq, l->ack_local) - l->shim_in;
+}
+
+/* Fill in the copy of an RST for the local socket, which decides about it in control mode. An unsplice
  * shrinks the window, and the host may have used the larger one. So an RST beyond the current edge moves to just before it,
  * where the socket challenges the host (RFC 5961, 3.2). The edge itself would be in order for a socket that has received
  * everything up to there. Late RSTs move there, too. */
@@ -36,10 +44,11 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 	p->l.flags = s->flags;
 	if (rst_in_order(l, s)) {
 		l->flags |= LEG_RESET | LEG_RESET_IN;
-		seq = l->ack_local;
-	} else if (((beyond && !after(seq, l->edge_out)) || is_late(l, seq)) && edge - l->ack_local > 1) {
-		seq = edge - 1;
+		p->l.seq = expected_by_local(l, s, beyond ? l->ack_local : seq);
+		return;
 	}
+	if (((beyond && !after(seq, l->edge_out)) || is_late(l, seq)) && edge - l->ack_local > 1)
+		seq = edge - 1;
 	p->l.seq = seq - l->shim_in;
 }
 
@@ -108,9 +117,8 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p, int d
 {
 	l->flags |= LEG_RESET | LEG_RESET_IN;
 	edit_for_local(l, s, p, 0);
-	/* in order for a socket that has received all that was passed up, but has not acknowledged it yet */
 	if (l->phase_in != PHASE_FWD)
-		p->l.seq = later(l->phase_in == PHASE_TO_FWD ? earlier(s->seq, l->bound_in) : s->seq, l->ack_local) - l->shim_in;
+		p->l.seq = expected_by_local(l, s, l->phase_in == PHASE_TO_FWD ? earlier(s->seq, l->bound_in) : s->seq);
 	p->l.keep = p->f.keep = 0;
 	p->l.flags = p->f.flags = s->flags;
 	p->local = 1;

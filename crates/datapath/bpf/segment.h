@@ -22,8 +22,9 @@ struct seg {
 	__u8 has_ts;
 	__u8 again; /* 1 for a held segment that arrives a second time (hold.h) */
 	__u8 ecn;   /* ECN_BITS of the IP header */
-	__u8 socket_known; /* `socket_sent` is known */
+	__u8 socket_known; /* the next two are known */
 	__u32 socket_sent; /* the end of what the local socket has sent (SND.NXT), in its own numbers */
+	__u32 socket_next; /* what it expects next (RCV.NXT), in its own numbers */
 };
 
 /* The header of an outgoing copy; host byte order. */

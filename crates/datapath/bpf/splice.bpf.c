@@ -334,7 +334,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return r;
 	note_unheard(l, &sc->s, bpf_ktime_get_coarse_ns());
 	sc->s.socket_known = 0;
-	if (may_be_behind(l))
+	if (may_be_behind(l) || sc->s.flags & TH_RST)
 		ask_socket(skb);
 	r = admit_beyond(sc, l, o, woken);
 	if (r != ADMITTED)

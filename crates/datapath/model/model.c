@@ -207,7 +207,7 @@ again:
 		out->dropped = V_STALE_CPU;
 		return;
 	}
-	s->socket_known &= may_be_behind(l);
+	s->socket_known &= may_be_behind(l) || s->flags & TH_RST;
 	note_unheard(l, s, m->now);
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
 		note_excess(l, s);

@@ -78,9 +78,9 @@ impl Leg {
         Leg::with(Socket::Idle(socket), Known::new(remote, local, refusal))
     }
 
-    /// Wraps a socket with TCP_NODELAY.
-    pub(crate) fn new(socket: Live, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
-        Leg::with(Socket::Live(socket), Known::new(remote, local, refusal))
+    /// Wraps a socket with TCP_NODELAY whose connection the data path has named.
+    pub(crate) fn new(socket: Live, connection: Connection) -> Leg {
+        Leg::with(Socket::Live(socket), Known::of(connection))
     }
 
     /// Nothing was set on the socket, and nothing has passed.

@@ -44,6 +44,7 @@ impl World {
     pub fn arriving(&mut self, from: Side, p: &Packet) -> Seg {
         let socket = &self.sockets[from];
         let busy = self.device.as_mut().is_some_and(|d| d.rng.random_bool(d.busy));
-        Seg { socket_known: (!busy && !socket.is_gone()).into(), socket_sent: socket.numbers().1, ..seg(p) }
+        let (known, (_, sent, next)) = (!busy && !socket.is_gone(), socket.numbers());
+        Seg { socket_known: known.into(), socket_sent: sent, socket_next: next, ..seg(p) }
     }
 }

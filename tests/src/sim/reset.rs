@@ -3,7 +3,7 @@
 use super::{
     Event, MS, Queued, World,
     relay::State,
-    tcp::{Packet, after, before},
+    tcp::{Packet, Time, after, before},
 };
 use longsplice_datapath::{Pair, Side};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -18,6 +18,8 @@ pub struct Reset {
     switched: bool,
     /// Only while the host's send window is smaller than its data in flight.
     shrunk: bool,
+    /// Only while data is copied, and nothing reaches the host any more: a firewall before it has forgotten the connection, too.
+    mute: bool,
     done: bool,
     /// Numbers of the data from each host that has come to us, and of that which has left for each host.
     came: Pair<Vec<Range<u32>>>,
@@ -43,9 +45,14 @@ impl World {
         if switched {
             self.relay.switch_at = rng.random_range(0..100 * MS);
         }
-        let shrunk = rng.random_bool(0.3);
-        self.reset =
-            Some(Reset { host, turns, switched, shrunk, done: false, came: Pair::default(), left: Pair::default() });
+        let (shrunk, mute) = (rng.random_bool(0.3), !switched && rng.random_bool(0.5));
+        if mute {
+            // its only reset must not arrive before its data
+            self.weather.reorder = 0.0;
+            self.other_cpu = None;
+        }
+        let (came, left) = (Pair::default(), Pair::default());
+        self.reset = Some(Reset { host, turns, switched, shrunk: shrunk && !mute, mute, done: false, came, left });
     }
 
     pub(super) fn was_reset(&self) -> bool {
@@ -91,22 +98,24 @@ impl World {
 
     pub(super) fn live_and_reset(&mut self) {
         let copying = self.relay.state == State::Copying;
-        let Some(Reset { host, turns, switched, shrunk, done: done @ false, .. }) = &mut self.reset else { return };
-        if (*switched && copying) || (*shrunk && !self.hosts[*host].is_beyond()) {
+        let Some(Reset { host, turns, switched, shrunk, mute, done: done @ false, .. }) = &mut self.reset else {
+            return;
+        };
+        if (*switched && copying) || (*mute && !copying) || (*shrunk && !self.hosts[*host].is_beyond()) {
             return;
         }
         if *turns > 0 {
             *turns -= 1;
             return;
         }
-        let (host, h) = (*host, &mut self.hosts[*host]);
+        let (host, mute, h) = (*host, *mute, &mut self.hosts[*host]);
         if h.fin_acked && h.eof {
             return; // it has ended normally
         }
         *done = true;
         h.abort(self.now);
         // segments that arrive while it closes get no answer; answers to the reset arrive later
-        h.closed_at = self.now + self.delay[host];
+        h.closed_at = if mute { Time::MAX } else { self.now + self.delay[host] };
         self.out.reset = true;
         self.note(|_| format!("{host:?} resets"));
     }

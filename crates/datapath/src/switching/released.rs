@@ -189,6 +189,8 @@ impl Datapath {
     pub fn forget_unopened(&self, leg: &Tuple) -> bool {
         let entry = self.idle_entry(leg);
         match self.reset_host(&entry.connection(), restore_instead) {
+            // nothing was made in place of its socket, if it has one
+            Ok(false) if diag::socket_state(leg).is_some_and(|socket| socket.is_held) => false,
             Ok(_) => self.sweep(&entry),
             Err(error) => {
                 tracing::debug!(?leg, %error, "what is left of a handshake stays");

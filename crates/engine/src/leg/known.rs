@@ -23,7 +23,7 @@ impl Known {
         Known { remote, local, announced: None, generation: OnceLock::new(), refusal }
     }
 
-    /// That of a connection which the data path tracks.
+    /// That of a connection which the data path has named.
     pub fn of(Connection { leg, generation }: Connection) -> Known {
         Known { generation: generation.into(), ..Known::new(leg.remote, leg.local, None) }
     }

@@ -70,11 +70,11 @@ struct Acceptor {
 
 /// An open connection: both legs, and their sockets.
 pub(crate) struct Opened {
-    pub legs: Pair<Tuple>,
+    /// As the data path named them during the handshake: the client may use its port again before the connection is accepted. The
+    /// client's leg may have no record.
+    pub legs: Pair<Connection>,
     pub sockets: Pair<OwnedFd>,
     pub first: Option<Box<FirstData>>,
-    /// The data path has a record of the client's leg.
-    pub has_record: bool,
 }
 
 /// The server's SYN-ACK, and what is made from it.
@@ -579,19 +579,21 @@ impl Handshakes {
         else {
             return;
         };
-        let has_record = ack.connection().generation != Connection::NONE;
-        if !has_record && let Err(error) = without_record(&sockets.client, &segment) {
+        let legs = Pair::new(ack.connection(), server);
+        if legs.client.generation == Connection::NONE
+            && let Err(error) = without_record(&sockets.client, &segment)
+        {
             tracing::warn!(?client, %error, "cannot set the clock of a socket: its client ignores it for a second");
         }
         self.pass_on(ack, &server.leg);
-        let opened = Opened { legs: Pair::new(client, server.leg), sockets, first, has_record };
+        let opened = Opened { legs, sockets, first };
         let left = match self.acceptor(client.local) {
             Some(acceptor) => acceptor.opened.try_send(opened).map_err(TrySendError::into_inner).err(),
             None => Some(opened),
         };
         if let Some(Opened { sockets, .. }) = left {
             reset(sockets);
-            d.forget_flow([ack.connection(), server]);
+            d.forget_flow(legs.into());
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     splicer::{Splicer, listener::Listener},
     sync::lock,
 };
-use longsplice_datapath::{Datapath, Tuple};
+use longsplice_datapath::{Connection, Datapath};
 use socket2::SockRef;
 use std::{io, net::SocketAddr, os::fd::OwnedFd};
 use tokio::sync::mpsc;
@@ -28,15 +28,14 @@ impl EndToEndListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Opened { legs, sockets, first, has_record } =
-            self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        let Opened { legs, sockets, first } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.engine().opened(&sockets.server);
-        let mut client = leg(sockets.client, &legs.client)?;
+        let mut client = leg(sockets.client, legs.client)?;
         client.opened.first = first.map(|held| held as Box<dyn HeldData>);
-        if !has_record {
+        if legs.client.generation == Connection::NONE {
             client.refuse(Refusal::TableFull);
         }
-        Ok((client, leg(sockets.server, &legs.server)?))
+        Ok((client, leg(sockets.server, legs.server)?))
     }
 
     /// Holds the first data of connections that are opened from now on, until their flow is spliced, or the legs are read or
@@ -65,9 +64,9 @@ impl Drop for EndToEndListener {
     }
 }
 
-fn leg(socket: OwnedFd, tuple: &Tuple) -> io::Result<Leg> {
+fn leg(socket: OwnedFd, connection: Connection) -> io::Result<Leg> {
     SockRef::from(&socket).set_tcp_nodelay(true)?;
-    let mut leg = Leg::new(Live::new(socket)?, tuple.remote, tuple.local, None);
+    let mut leg = Leg::new(Live::new(socket)?, connection);
     leg.at.shimmed = true; // the socket needs its entry: for its clock, and to get segments for addresses that are not ours
     Ok(leg)
 }
