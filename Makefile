@@ -15,7 +15,7 @@ BUILD = $(CARGO) build --profile dist --locked -p longsplice
 ENGINE_ALONE = -p longsplice-engine --no-default-features
 BUILD_BENCH = $(BUILD) -p longsplice-bench
 # What has failed is said by the message; frames of runtimes would bury it.
-TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
+TEST = RUST_BACKTRACE=0 $(CARGO) test --profile quick --locked
 # The same with a process for each test, several at a time.
 RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
@@ -28,7 +28,7 @@ help:
 	@echo 'make check         rustfmt, clippy, dependencies, and all tests that need no root (minutes)'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
 	@echo 'make test          the tests for each commit (root: they make network namespaces and load eBPF)'
-	@echo 'make quick T=name  the tests whose names contain that, lightly optimised (root if they need it)'
+	@echo 'make quick T=name  the tests whose names contain that (root if they need it)'
 	@echo 'make test-all      all tests, with all address families, demos, bench, four minutes of soak (root)'
 	@echo 'make test-loaded   make test three times beside eight busy loops, and storms beside each other (root)'
 	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
@@ -53,8 +53,8 @@ build:
 lint:
 	@$(DEPS) build
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --release --locked $(ENGINE_ALONE) -- -D warnings
+	$(CARGO) clippy --profile quick --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --profile quick --locked $(ENGINE_ALONE) -- -D warnings
 
 # Offline, and the same today and tomorrow: what has become known of dependencies is looked up before a release.
 deny:
@@ -93,7 +93,7 @@ test:
 test-all:
 	$(AS_ROOT)
 	@$(DEPS) build lab test
-	$(CARGO) check --release --locked $(ENGINE_ALONE)
+	$(CARGO) check --profile quick --locked $(ENGINE_ALONE)
 	SCENARIO_FAMILIES=all LONGSPLICE_SOAK_SECONDS=240 $(RUN_TESTS) all
 	@echo 'make test-all: all tests passed'
 
