@@ -12,16 +12,21 @@ pub mod translator;
 
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
-    Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
-    Splicer, TpotHandshake, TpotWhose,
+    Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Pair, PathRule, Policy,
+    SpliceWhen, Splicer, TpotHandshake, TpotWhose,
 };
 use longsplice_lab::{Lab, Namespace, Report, process::wait_for, report::show_failures};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
     time::Duration,
+};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
 };
 
 /// Whether the processor is emulated (`make kernels` without KVM). Emulated processors are slow, and may stall between
@@ -80,6 +85,35 @@ fn plug(
             splicer.hand_over(client, server, Leftovers::default(), policy, info, done);
         })
     }
+}
+
+/// Passes on what comes from one socket, until it would have to wait, or has ended. Returns how much.
+async fn pass(from: &TcpStream, to: &mut TcpStream) -> std::io::Result<(u64, bool)> {
+    let mut buffer = [0; 16 * 1024];
+    match from.try_read(&mut buffer) {
+        Ok(n) => to.write_all(&buffer[..n]).await.map(|()| (n as u64, n == 0)),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok((0, false)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Copies with sockets of its own until `after` bytes have passed in all, or a host has ended. Returns how much each has sent.
+async fn copy(client: &mut TcpStream, server: &mut TcpStream, after: u64) -> std::io::Result<Pair<u64>> {
+    let (mut passed, mut ended) = (Pair::both(0), false);
+    while passed.client + passed.server < after && !ended {
+        let (n, end) = tokio::select! {
+            ready = client.readable() => { ready?; pass(client, server).await? }
+            ready = server.readable() => {
+                ready?;
+                let (n, end) = pass(server, client).await?;
+                passed.server += n;
+                (0, end)
+            }
+        };
+        passed.client += n;
+        ended = end;
+    }
+    Ok(passed)
 }
 
 /// Listens, and runs `serve` for each client.
@@ -155,6 +189,38 @@ impl Forwarder {
         serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
     ) -> Forwarder {
         Forwarder::running(|work| lab.forwarder.spawn(work), options, accepting(listen, serve))
+    }
+
+    /// Listens with a socket of its own, connects to `target` with another one, and copies until up to `most` bytes have passed in
+    /// all. Then the engine adopts both, whatever is on its way.
+    pub fn adopting(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy, most: u64) -> Forwarder {
+        let policy = Arc::new(policy);
+        let mut rng = SmallRng::seed_from_u64(most);
+        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
+            let listener = TcpListener::bind(listen).await.expect("listen");
+            ready.send(splicer.clone()).expect("the test waits");
+            loop {
+                let (mut client, _) = listener.accept().await.expect("accept");
+                let (splicer, policy, record) = (splicer.clone(), policy.clone(), record.clone());
+                let after = rng.random_range(1..=most);
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(target).await.expect("connect");
+                    let passed = copy(&mut client, &mut server, after).await.expect("no reset yet");
+                    let sockets = [client, server].map(|s| s.into_std().expect("a socket"));
+                    let [client, server] = sockets.map(|s| splicer.adopt(s));
+                    let (client, server) = tokio::join!(client, server);
+                    let info = FlowInfo::new("plug", target.to_string());
+                    let done = move |mut e: Ended, _: &FlowInfo| {
+                        e.bytes_up += passed.client;
+                        e.bytes_down += passed.server;
+                        record.lock().expect("lock").push(e);
+                    };
+                    let (client, server) = (client.expect("adopted"), server.expect("adopted"));
+                    splicer.hand_over(client, server, Leftovers::default(), policy, info, done);
+                });
+            }
+        };
+        Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
     }
 
     /// Intercepts transparent connections to `to`.

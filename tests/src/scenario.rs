@@ -337,6 +337,8 @@ pub enum Mode {
     SplicedThen,
     /// Spliced and unspliced repeatedly.
     Switched,
+    /// Copied by other code, for up to [`Scenario::splice_after`] bytes, then adopted in the midst of everything, and spliced.
+    Adopted,
 }
 
 impl Mode {
@@ -345,6 +347,12 @@ impl Mode {
         let mut all = vec![Mode::Copy, Mode::Spliced, Mode::Switched];
         if s.client.bytes + s.server.bytes > s.splice_after {
             all.push(Mode::SplicedLater);
+            // other code offers servers what their clients lack, and does not know urgent data
+            let lacks =
+                |settings: &BTreeMap<String, String>| settings.keys().any(|name| name.ends_with("tcp_timestamps"));
+            if !s.sysctl.values().any(lacks) && s.client.urgent.is_empty() && s.server.urgent.is_empty() {
+                all.push(Mode::Adopted);
+            }
         }
         if s.splice.is_some() {
             all.push(Mode::SplicedThen);

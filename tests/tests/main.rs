@@ -1,5 +1,6 @@
 //! All integration tests of this crate, a module for each subject.
 
+mod adoption;
 mod ahead;
 mod cache;
 mod conntrack;

@@ -67,6 +67,8 @@ struct Storm {
     /// Whether the link to the server changes during the storm. In this case only uploads run: during an unsplice, sockets
     /// towards the server are silent, and show no next hop.
     unrest: bool,
+    /// Other code copies up to that many bytes of each connection, before the engine adopts its sockets.
+    adopts_after: Option<u64>,
     pace: u64,
     time: Duration,
     cycles: u32,
@@ -102,7 +104,10 @@ impl Storm {
         let serving =
             self.lab.server.run(|| serve(listen(server, &answer).expect("listen"), CONNECTIONS, answer.clone()));
         let proxy = FORWARDER_TO_CLIENT.port(self.family, 7000);
-        let f = Forwarder::start(&self.lab, proxy, server, self.policy.clone());
+        let f = match self.adopts_after {
+            Some(most) => Forwarder::adopting(&self.lab, proxy, server, self.policy.clone(), most),
+            None => Forwarder::start(&self.lab, proxy, server, self.policy.clone()),
+        };
         let clients: Vec<_> = (0..CONNECTIONS as u64)
             .map(|i| {
                 let script = Script::opener(100 + i).lasting(self.time, self.pace).deadline(deadline);
@@ -127,6 +132,8 @@ impl Storm {
         }
         let ended = f.ended(CONNECTIONS);
         assert!(ended.iter().all(|e| e.how == EndReason::Closed), "{ended:#?}");
+        let adopted = |e: &longsplice_engine::Ended| e.splices > 0 && e.refusal.is_none();
+        assert!(self.adopts_after.is_none() || ended.iter().all(adopted), "all are spliced: {ended:#?}");
         for e in &ended {
             let c = clients.iter().find(|c| c.sent == e.bytes_up && c.received == e.bytes_down);
             assert!(c.is_some(), "the counts of a flow are those of its ends: {e:?} {clients:#?}");
@@ -184,6 +191,7 @@ fn full_speed_both_ways(family: Family) {
         family,
         lab: lab(true),
         unrest: false,
+        adopts_after: None,
         pace: 20_000_000 / CONNECTIONS as u64,
         time: Duration::from_secs(10),
         cycles: CYCLES,
@@ -204,6 +212,7 @@ fn under_loss() {
         family: Family::V4,
         lab,
         unrest: false,
+        adopts_after: None,
         pace: 20_000_000 / CONNECTIONS as u64,
         time: Duration::from_secs(10),
         cycles: CYCLES,
@@ -223,7 +232,8 @@ fn released_and_never_idle() {
         let _both = [LinkDirection::ToServer, LinkDirection::ToClient].map(impair);
         let (pace, time) = (1_000_000_000, Duration::from_secs(10));
         let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
-        let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();
+        let (_, splices) =
+            Storm { policy, family, lab, unrest: false, adopts_after: None, pace, time, cycles: u32::MAX }.run();
         assert!(splices > CYCLES / 20, "{splices}");
     }
 }
@@ -237,8 +247,33 @@ fn behind_full_queues(family: Family) {
     lab.shorten_queues(65_536, 200).expect("tc");
     let (pace, time) = (1_000_000_000, Duration::from_secs(5));
     let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
-    let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();
+    let (_, splices) =
+        Storm { policy, family, lab, unrest: false, adopts_after: None, pace, time, cycles: u32::MAX }.run();
     assert!(splices > CYCLES / 20, "{splices}");
+}
+
+/// Each connection is in the midst of its data when its sockets are adopted.
+#[test_case(Family::V4, 0.0; "v4")]
+#[test_case(Family::V6, 0.005; "v6_under_loss")]
+#[ignore = "root"]
+fn with_sockets_of_other_code(family: Family, loss: f64) {
+    let lab = lab(loss == 0.0);
+    let lossy = Impair { loss, ..Impair::default() };
+    let _both =
+        [LinkDirection::FromClient, LinkDirection::FromServer].map(|way| lab.impair(way, lossy).expect("impairment"));
+    let (pace, time) = (20_000_000 / CONNECTIONS as u64, Duration::from_secs(10));
+    let storm = Storm {
+        policy: by_hand(),
+        family,
+        lab,
+        unrest: false,
+        adopts_after: Some(2_000_000),
+        pace,
+        time,
+        cycles: CYCLES,
+    };
+    let (_, splices) = storm.run();
+    assert!(splices >= CYCLES / 2, "{splices}");
 }
 
 /// Next hops are rewritten in the middle of switches.
@@ -248,7 +283,8 @@ fn while_the_wire_changes() {
     for (family, large_packets) in [(Family::V4, true), (Family::V6, false)] {
         let (pace, time) = (10_000_000 / CONNECTIONS as u64, Duration::from_secs(10));
         let lab = lab(large_packets);
-        let storm = Storm { policy: by_hand(), family, lab, unrest: true, pace, time, cycles: u32::MAX };
+        let storm =
+            Storm { policy: by_hand(), family, lab, unrest: true, adopts_after: None, pace, time, cycles: u32::MAX };
         let (_, splices) = storm.run();
         assert!(splices > CYCLES / 10, "{splices}");
     }

@@ -70,7 +70,7 @@ enum leg_flag {
 	LEG_FIN_OUT = 1 << 7,  /* a FIN was sent to the host */
 	LEG_FIN_ACKED = 1 << 8,/* ... and the host has acknowledged it */
 	LEG_RESET = 1 << 9,    /* the connection was reset, by either end */
-	LEG_TRACKED = 1 << 10, /* the data path has seen the connection from its SYN on */
+	LEG_TRACKED = 1 << 10, /* the data path has seen the connection from its SYN on, or has adopted it (adopt.h) */
 	LEG_TRIGGER = 1 << 11, /* data from the host beyond limit_in takes the flow back to control mode */
 	LEG_SYN = 1 << 12,     /* user space opens this connection; the SYN-ACK has not arrived yet. Until then, LEG_TS and LEG_SACK
 				* mean that our SYN may offer these options */
@@ -370,7 +370,7 @@ enum switch_op {
 
 enum switch_result {
 	SWITCH_OK = 0,
-	SWITCH_UNTRACKED = 1, /* a record or path entry is missing, or the leg was not tracked from its SYN on */
+	SWITCH_UNTRACKED = 1, /* a record or path entry is missing, or the leg is not tracked */
 	SWITCH_BUSY = 2,      /* not now: an earlier switch is not over, for instance */
 	SWITCH_CLOSING = 3,   /* the flow is closing, or was reset */
 	SWITCH_FRAGMENTS = 4, /* fragments were seen */
@@ -476,6 +476,35 @@ struct clear_call {
 	__u32 count;  /* at most CLEAR_FLOWS */
 	__u32 fill;
 	__u64 kept;   /* out: two bits for each flow, as in path_args.result; the lowest are those of the first flow */
+};
+
+enum adopt_op {
+	ADOPT_ATTEND = 1, /* make a record of what the socket says, and watch its connection from now on */
+	ADOPT_FINISH = 2, /* complete it, at least a grace period later */
+};
+
+enum adopt_result {
+	ADOPT_OK = 0,
+	ADOPT_GONE = 1,    /* there is no such socket */
+	ADOPT_BUSY = 2,    /* a process works on it, or a segment has just arrived: try again */
+	ADOPT_CLOSING = 3, /* it is being opened or closed, or was reset */
+	ADOPT_FULL = 4,    /* no room for a record */
+	ADOPT_KNOWN = 5,   /* the connection has a record already */
+	ADOPT_SILENT = 6,  /* ADOPT_FINISH: nothing has come from the host, or gone to it, since ADOPT_ATTEND */
+	ADOPT_FRAGMENTS = 7, /* ADOPT_FINISH: fragments were seen */
+	ADOPT_OPTIONS = 8, /* it counts congestion marks as AccECN does, which the other host's segments would not (ecn.h) */
+	ADOPT_OTHER = 9,   /* ADOPT_FINISH: the record belongs to another connection by now */
+};
+
+/* The argument of adopt(), behind an Ethernet header. */
+struct adopt_args {
+	struct tuple leg;
+	enum adopt_op op;
+	enum adopt_result result;
+	__u32 generation; /* of the leg's entry; ADOPT_ATTEND: out, ADOPT_FINISH: in */
+	__u32 unread;     /* ADOPT_FINISH: out: bytes from the host that were not read, a FIN included */
+	__u32 fill;
+	__u64 since;      /* when ADOPT_ATTEND was called, ns, CLOCK_MONOTONIC, coarse; ADOPT_ATTEND: out, ADOPT_FINISH: in */
 };
 
 /* The headers of a segment of a handshake between hosts, which user space passes on. */

@@ -23,6 +23,7 @@ const volatile struct held_record held_record_layout;
 const volatile enum held_bytes held_bytes_layout;
 const volatile enum listens listens_layout;
 const volatile struct trace_record trace_record_layout;
+const volatile struct adopt_args adopt_args_layout;
 const volatile enum trace_word trace_word_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, in a switch or parked; resized before load */

@@ -35,8 +35,7 @@ static __noinline int replace(const struct tuple *t, int other)
 /* Give the SYN in the packet way: the connection of its leg is over, so a new one from the same port can begin (RFC 6191). The
  * entries of the old one go, and its flow is told. The socket of the old connection may still be there, since its segments were
  * forwarded past it, and user space has not heard of the end yet. It would challenge the SYN, and the client would have to send
- * that again after a second. So the socket gets an RST, and the SYN arrives once more behind it. other: enum other_leg. The SYN comes again if it
- * is dropped. */
+ * that again after a second. So the socket gets an RST, and the SYN arrives once more behind it. other: enum other_leg. */
 __noinline int begin_anew(struct __sk_buff *skb, int other)
 {
 	struct scratch *sc = scratch();

@@ -14,6 +14,7 @@
  */
 #include <linux/if_packet.h>
 #include "prefetch.h"
+#include "adopt.h"
 #include "calls.h"
 #include "emit.h"
 #include "fragment.h"

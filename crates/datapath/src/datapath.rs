@@ -28,6 +28,7 @@ use std::{
 pub struct Datapath {
     pub(crate) maps: Maps,
     pub(crate) switch: OwnedFd,
+    pub(crate) adopt: OwnedFd,
     pub(crate) ingress: OwnedFd,
     pub(crate) egress: OwnedFd,
     pub(crate) max_flows: u32,
@@ -133,6 +134,11 @@ impl Datapath {
     pub fn give_back(&self, legs: Pair<impl Into<Connection>>) -> Pair<bool> {
         let legs: Pair<Connection> = legs.map(Into::into);
         self.forget_if(abi::path_op::PATH_OP_RETURN, &legs.client, Some(&legs.server)).into()
+    }
+
+    /// Gives back the record of one leg like [`Datapath::give_back`].
+    pub fn give_back_one(&self, leg: &Tuple) {
+        self.forget_if(abi::path_op::PATH_OP_RETURN, &leg.into(), None);
     }
 
     /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.

@@ -37,10 +37,10 @@ mod watching;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, clear_call, embryo, ended_flow, event, event_kind, half, handshake, held_bytes, held_record, hop, leg,
-        leg_flag, limit, listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, replaced,
-        switch_args, switch_call, switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train,
-        train_key, tuple, verdict, via, via_flag,
+        abi, adopt_args, adopt_op, adopt_result, clear_call, embryo, ended_flow, event, event_kind, half, handshake,
+        held_bytes, held_record, hop, leg, leg_flag, limit, listen_key, listens, path, path_args, path_flag, path_op,
+        path_word, path6, phase, replaced, switch_args, switch_call, switch_op, switch_result, tap_record, trace_copy,
+        trace_record, trace_word, train, train_key, tuple, verdict, via, via_flag,
     };
     #[cfg(feature = "model")]
     pub use crate::skel::types::{edit, seg};
@@ -100,17 +100,18 @@ pub use sockets::diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
 pub use sockets::name::name_of;
 pub use sockets::socket::{
     PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, closes_mutely, has_connection,
-    is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water, make_room,
-    narrow_window, path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread,
+    has_ulp, is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water,
+    make_room, narrow_window, path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread,
     widen_window,
 };
+pub use switching::adoption::{AdoptError, Attended};
 pub use switching::install::{IdleLeg, NextHop};
 pub use switching::released::{Recreated, Released, Resets};
 pub use switching::switch::{
     Commit, CommitOptions, Connection, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers,
 };
 pub use tables::idle::{IdleEntry, IdleWalk};
-pub use tables::maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
+pub use tables::maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple, await_programs};
 pub use tables::pages::{MapSize, map_size};
 pub use tables::pinned::{Holdings, records};
 pub use test_run::TestContext;

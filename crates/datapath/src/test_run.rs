@@ -1,4 +1,4 @@
-//! Runs the programs on single packets, for tests.
+//! Runs programs on single packets: for tests, and those that read sockets.
 
 use crate::{Datapath, abi};
 use std::{

@@ -98,6 +98,20 @@ impl Leg {
         }
     }
 
+    /// Wraps a socket with TCP_NODELAY that the caller has made. `connection`: as the data path knows it now, or why not.
+    pub(crate) fn adopted(socket: Live, leg: &Tuple, connection: Result<Connection, Refusal>) -> Leg {
+        let mut known = match connection {
+            Ok(connection) => Known::of(connection),
+            Err(why) => Known::new(leg.remote, leg.local, Some(why)),
+        };
+        known.adopted = true;
+        Leg::with(Socket::Live(socket), known)
+    }
+
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.known.adopted
+    }
+
     /// Returns whether the leg can never be spliced. This holds for connections accepted after
     /// [`Splicer::listen_to_copy`](crate::Splicer) or for which the data path had no room, and for connections made for them.
     pub fn is_only_copied(&self) -> bool {

@@ -3,7 +3,8 @@
 //! # Order of calls
 //! 1. Call [`Splicer::open`] once per process, or [`Splicer::copying`] if the kernel path is not available.
 //! 2. Accept clients with [`Splicer::listen`] and connect to servers with [`Splicer::connect`].
-//!    Both track a connection from its SYN on, which makes a splice possible at any later time.
+//!    Both track a connection from its SYN on, which makes a splice possible at any later time. Sockets that you have already are
+//!    adopted ([`Splicer::adopt`]).
 //! 3. Read and write both [`Leg`]s as ordinary asynchronous streams (control mode). To receive
 //!    a copy of everything that passes through a leg, spliced or not, give it a [`Tap`] first.
 //! 4. Hand both legs over with [`Splicer::relay`]. It copies, splices when [`Policy`] says so, and

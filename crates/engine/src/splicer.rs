@@ -1,5 +1,6 @@
 //! [`Splicer`], the handle through which proxies connect, relay and splice.
 
+mod adopt;
 mod connect;
 mod counters;
 pub(crate) mod early;
@@ -246,6 +247,11 @@ impl Splicer {
     ) -> u64 {
         let engine = self.engine();
         let (owner, inbox) = engine.inbox();
+        let policy = if legs.iter().any(Leg::is_adopted) && !policy.keeps_sockets {
+            Arc::new(Policy { keeps_sockets: true, ..(*policy).clone() })
+        } else {
+            policy
+        };
         engine.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
             id: engine.next_id(),

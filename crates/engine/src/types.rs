@@ -163,6 +163,9 @@ pub struct Policy {
     /// Close the parked sockets silently after this time in forwarding mode. `None`:
     /// keep them as long as there are enough descriptors for other connections.
     pub release_after: Option<Duration>,
+    /// Never close the parked sockets before the flow ends, not even if descriptors run short: the ports belong to the kernel, which
+    /// would give them to other connections. Set by the engine for sockets that it has adopted ([`Splicer::adopt`](crate::Splicer::adopt)).
+    pub keeps_sockets: bool,
     /// Event that unsplices the flow by itself. `None`: unsplice only on command.
     pub trigger: Option<Trigger>,
     /// Whom to tell of that.
@@ -197,6 +200,7 @@ impl Default for Policy {
             hold: false,
             drain_limit: Duration::from_secs(10),
             release_after: Some(Duration::from_secs(60)),
+            keeps_sockets: false,
             trigger: None,
             on_trigger: None,
             idle_limit: Duration::from_secs(2 * 3600),

@@ -41,7 +41,10 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     let answer = s.answerer();
     let count = s.connections as usize;
     // start this first: on an emulated processor, loading the programs takes longer than a server waits for clients
-    let forwarder = Forwarder::start(&lab, proxy, server, policy(s, mode));
+    let forwarder = match mode {
+        Mode::Adopted => Forwarder::adopting(&lab, proxy, server, policy(s, mode), s.splice_after),
+        _ => Forwarder::start(&lab, proxy, server, policy(s, mode)),
+    };
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), count, answer.clone()));
     let clients: Vec<_> = (0..s.connections)
         .map(|i| {
@@ -141,7 +144,7 @@ fn strict<'a>(s: &Scenario, lab: &'a Lab) -> [Strict<'a>; 2] {
 fn policy(s: &Scenario, mode: Mode) -> Policy {
     match mode {
         Mode::Copy => Policy { when: SpliceWhen::Never, ..Policy::default() },
-        Mode::Spliced => at_once(),
+        Mode::Spliced | Mode::Adopted => at_once(),
         Mode::SplicedLater => Policy { when: SpliceWhen::AfterBytes(s.splice_after), ..by_hand() },
         Mode::SplicedThen => Policy { drain_limit: Duration::from_secs(2), ..by_hand() },
         Mode::Switched => by_hand(),
@@ -278,6 +281,12 @@ fn spliced(s: &Scenario, mode: Mode, e: &longsplice_engine::Ended) -> Result<(),
         Mode::SplicedThen if refusal.is_some() => e.splices == 0 && e.refusal == refusal,
         Mode::SplicedThen => e.splices == 1 && e.refusal.is_none(),
         Mode::Switched => e.splices >= 1,
+        // it may be over by then, or its hosts may differ in what they have
+        Mode::Adopted => match e.refusal {
+            None => e.splices == 1,
+            Some(Refusal::Options) => !s.sysctl.is_empty(),
+            Some(why) => matches!(why, Refusal::Closing | Refusal::Short),
+        },
     };
     if right { Ok(()) } else { Err(format!("flow {}: {} splices, refusal {:?}", e.id, e.splices, e.refusal)) }
 }

@@ -70,6 +70,7 @@ impl Datapath {
         std::mem::forget(begun);
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
+            adopt: dup(skel.progs.adopt.as_fd())?,
             ingress: dup(skel.progs.ingress.as_fd())?,
             egress: dup(skel.progs.egress.as_fd())?,
             next_hops,

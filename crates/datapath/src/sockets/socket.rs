@@ -32,6 +32,24 @@ fn set_int(fd: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Returns whether a protocol works on the socket (TCP_ULP), such as TLS in the kernel: the bytes that are read are not those that
+/// arrive.
+pub fn has_ulp(fd: impl AsFd) -> bool {
+    let mut name = [0_u8; 16]; // TCP_ULP_NAME_MAX
+    let mut len = name.len() as libc::socklen_t;
+    // SAFETY: the address and the size are those of `name` and of `len`.
+    let r = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_ULP,
+            name.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    r == 0 && len > 0
+}
+
 /// Sets IP_TRANSPARENT: the socket, and those that it accepts, may have addresses that are not ours. Needs CAP_NET_ADMIN.
 pub fn set_transparent(fd: impl AsFd, v6: bool) -> io::Result<()> {
     match v6 {

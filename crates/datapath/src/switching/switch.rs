@@ -5,7 +5,7 @@ use crate::{LegFlags, Pair, Phase, Side, Tuple, abi};
 /// Reasons why a switch was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
-    /// A leg was not tracked from its SYN on, or is gone.
+    /// A leg was neither tracked from its SYN on nor adopted, or is gone.
     #[error("not tracked")]
     Untracked,
     /// An earlier switch is not over.

@@ -82,6 +82,8 @@ unsafe impl Pod for abi::path_args {}
 // SAFETY: as above.
 unsafe impl Pod for abi::clear_call {}
 // SAFETY: as above.
+unsafe impl Pod for abi::adopt_args {}
+// SAFETY: as above.
 unsafe impl Pod for abi::abi {}
 // SAFETY: as above.
 unsafe impl Pod for abi::via {}
@@ -128,9 +130,9 @@ pub(crate) fn from_bytes<T: Pod>(b: &[u8]) -> T {
 /// can sleep, keep them for longer than a program on a packet does.
 static RUNS: RwLock<()> = RwLock::new(());
 
-/// Waits until all programs have ended that are running now, of this process
-/// or on a packet. After that, nobody has an entry that was removed before.
-pub(crate) fn await_programs() -> io::Result<()> {
+/// Waits until all programs have ended that are running now, of this process or on a packet, which has reached its socket then.
+/// After that, nobody has an entry that was removed before. It takes some ten milliseconds.
+pub fn await_programs() -> io::Result<()> {
     drop(RUNS.write().expect("no panic under this lock"));
     // Waits for another RCU grace period (kernel/sched/membarrier.c). Programs on packets are RCU readers, and do not outlive it.
     // SAFETY: without flags the call takes no pointers, and changes nothing.

@@ -143,10 +143,12 @@ impl Core {
         self.state == State::Released && self.forwarded.back.is_some()
     }
 
-    /// Returns whether the flow must keep its sockets, because it waits for
+    /// Returns whether the flow must keep its sockets, because of their ports, or because it waits for
     /// a limit or a trigger. Without the legs' records no limit is noticed.
     fn waits(&self, policy: &Policy) -> bool {
-        self.message.is_some() || matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
+        policy.keeps_sockets
+            || self.message.is_some()
+            || matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
     }
 
     /// Returns when the sockets of a forwarded flow are to be closed. `None`: never,
