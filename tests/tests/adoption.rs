@@ -150,6 +150,21 @@ fn what_cannot_be_adopted_is_refused_or_copied() {
         .expect("nothing is left");
 }
 
+/// As most listeners of other code are bound: to all addresses of both families.
+#[test]
+#[ignore = "root"]
+fn a_client_of_ipv4_at_a_socket_for_ipv6_is_spliced() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let program = Program::start(&lab);
+    let listener = lab.forwarder.run(|| TcpListener::bind("[::]:7001")).expect("listen");
+    let (client, ours) = connection(&lab, FORWARDER_TO_CLIENT.port(Family::V4, 7001), &listener);
+    let [_, (server, to_server)] = program.connections();
+    assert_eq!(program.refusal(ours, to_server), None);
+    exchange(&client, &server);
+    drop((client, server));
+    wait_for(PATIENCE, || program.splicer.flows().is_empty().then_some(())).expect("the flow ends");
+}
+
 #[test]
 #[ignore = "root"]
 fn an_adoption_that_is_given_up_leaves_nothing() {

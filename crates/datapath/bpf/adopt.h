@@ -11,7 +11,6 @@
 #define LONGSPLICE_ADOPT_H
 
 #include <asm-generic/errno-base.h>
-#include <bpf/bpf_core_read.h>
 #include "calls.h"
 #include "handshake.h"
 
@@ -101,7 +100,12 @@ static __noinline int attend(struct __sk_buff *skb, struct adopt_args *args)
 	}
 	bpf_sk_release(sk);
 	args->generation = generation(&args->leg);
-	return l ? ADOPT_OK : r == -EEXIST ? ADOPT_KNOWN : ADOPT_FULL;
+	if (l)
+		return ADOPT_OK;
+	if (r == -EEXIST)
+		return ADOPT_KNOWN;
+	count_only(V_TABLE_FULL);
+	return ADOPT_FULL;
 }
 
 /* What a socket has received and read. */

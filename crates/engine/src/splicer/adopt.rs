@@ -10,6 +10,7 @@ use longsplice_datapath::{AdoptError, Attended, Connection, Datapath, Repair, Tu
 use socket2::{Protocol, SockRef};
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
@@ -52,7 +53,9 @@ impl Splicer {
         if s.protocol()? != Some(Protocol::TCP) || has_ulp(&socket) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "only plain TCP sockets can be adopted"));
         }
-        let (remote, local) = (ip(&s.peer_addr()?), ip(&s.local_addr()?));
+        // a socket for IPv6 may have a connection of IPv4
+        let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
+        let [remote, local] = [s.peer_addr()?, s.local_addr()?].map(|address| canonical(ip(&address)));
         s.set_nonblocking(true)?;
         s.set_tcp_nodelay(true)?;
         s.set_out_of_band_inline(true)?; // see live.rs
