@@ -40,9 +40,9 @@ use std::{
         mpsc::Sender,
     },
 };
-use tokio::sync::{mpsc, watch};
 #[cfg(feature = "taps")]
-use tokio::sync::{mpsc::error::SendError, oneshot};
+use tokio::sync::oneshot;
+use tokio::sync::{mpsc, watch};
 
 /// The shared state. It lives until the last thread and the last flow have ended.
 pub(crate) struct Engine {
@@ -209,19 +209,19 @@ impl Engine {
         true
     }
 
-    /// Taps a flow that is copied. Returns the tap if it is not, or is gone.
+    /// Taps a flow that is copied. Returns false if it is not, or is gone.
     #[cfg(feature = "taps")]
-    pub async fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
-        let (refused, answer) = oneshot::channel();
+    pub async fn tap(&self, id: u64, make: impl FnOnce() -> Tap + Send + 'static) -> bool {
+        let (begun, answer) = oneshot::channel();
         {
             let flow = self.flow(id).filter(|flow| flow.now().state == FlowState::Copying);
             let owner = flow.as_ref().map(|flow| flow.owner());
-            let Some(FlowOwner::Task { orders, .. }) = owner.as_deref() else { return Some(tap) };
-            if let Err(SendError(Order::Tap(tap, _))) = orders.send(Order::Tap(tap, refused)) {
-                return Some(tap);
+            let Some(FlowOwner::Task { orders, .. }) = owner.as_deref() else { return false };
+            if orders.send(Order::Tap(Box::new(make), begun)).is_err() {
+                return false;
             }
         }
-        answer.await.ok()
+        answer.await.is_ok()
     }
 
     /// Returns the channels of a new task: the sending ends, and the ends that it listens to.

@@ -322,11 +322,11 @@ impl Splicer {
         self.engine().flow(id).map(|flow| flow.status(self.datapath()))
     }
 
-    /// Copies all bytes of a live flow that pass from now on to `tap`, as [`Leg::tap`] of its client does. Returns the tap if the
-    /// flow is not copied now, or is gone. A flow that has a tap keeps that one.
+    /// Copies all bytes of a live flow that pass from now on to the tap that `make` makes, as [`Leg::tap`] of its client does. Returns
+    /// false, and makes none, if the flow is not copied now, or ends before. A flow that has a tap keeps that one.
     #[cfg(feature = "taps")]
-    pub async fn tap(&self, id: u64, tap: Tap) -> Option<Tap> {
-        self.engine().tap(id, tap).await
+    pub async fn tap(&self, id: u64, make: impl FnOnce() -> Tap + Send + 'static) -> bool {
+        self.engine().tap(id, make).await
     }
 
     /// Returns the configured source address for traffic to `server` that is no connection of the engine, if there is one.

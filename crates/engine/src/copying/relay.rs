@@ -123,7 +123,7 @@ impl Relay {
                     soon = true;
                 }
                 #[cfg(feature = "taps")]
-                Order::Tap(tap, refused) => drop(refused.send(tap)),
+                Order::Tap(..) => {}
             }
         }
         // Events that came before the last look may concern the keeper, too: both hosts may have closed before the commit.
@@ -203,12 +203,13 @@ impl Relay {
             c = order(orders), if core.takes_commands() => match c {
                 Order::Command(command) => Event::Command(command),
                 #[cfg(feature = "taps")]
-                Order::Tap(tap, refused) => {
-                    if state != State::Copying {
-                        drop(refused.send(tap)); // unless nobody waits for it any more
-                    } else if legs.client.tap.is_none() {
-                        pump.without_pipes();
-                        legs.client.tap(tap);
+                Order::Tap(make, begun) => {
+                    if state == State::Copying {
+                        if legs.client.tap.is_none() {
+                            pump.without_pipes();
+                            legs.client.tap(make());
+                        }
+                        let _ = begun.send(()); // unless nobody waits for it any more
                     }
                     Event::Moved // nothing else has changed
                 }

@@ -90,9 +90,10 @@ pub(crate) enum FlowOwner {
 /// What a task is told.
 pub(crate) enum Order {
     Command(Command),
-    /// Copy all bytes from now on to this tap, if no other one has them. It goes back if the flow is not copied any more.
+    /// Copy all bytes from now on to the tap that this makes, unless another one has them, and say so. If the flow is not copied any
+    /// more, or ends, both are dropped.
     #[cfg(feature = "taps")]
-    Tap(Tap, tokio::sync::oneshot::Sender<Tap>),
+    Tap(Box<dyn FnOnce() -> Tap + Send>, tokio::sync::oneshot::Sender<()>),
 }
 
 /// The channels that a task listens to.

@@ -193,7 +193,7 @@ fn pull(means: &Arc<Means>, known: &mut Watched, flow: FlowStatus, n: usize) {
             tokio::spawn(async move {
                 if let Err(error) = tap(&means, &flow, by_data, &dir).await {
                     Counters::add(&means.counters.trigger_failures);
-                    tracing::error!(flow = flow.id, %error, "a tap cannot begin: the connection goes on without it");
+                    tracing::error!(flow = flow.id, %error, "a tap cannot begin");
                 }
             });
         }
@@ -232,13 +232,16 @@ async fn tap(means: &Means, flow: &FlowStatus, by_data: bool, dir: &PathBuf) -> 
     if was_spliced {
         means.splicer.command(flow.id, Command::Unsplice);
     }
-    let (mut tap, end) = (dir.tap(flow.client), Instant::now() + BACK_WITHIN);
-    while let Some(rest) = means.splicer.tap(flow.id, tap).await {
-        tap = rest;
-        let Some(now) = means.splicer.status(flow.id) else { return Ok(()) }; // it has ended
+    let (client, end) = (flow.client, Instant::now() + BACK_WITHIN);
+    let make = || {
+        let dir = dir.clone();
+        move || dir.tap(client)
+    };
+    while !means.splicer.tap(flow.id, make()).await {
+        let now = means.splicer.status(flow.id).ok_or_else(|| io::Error::other("the connection has ended"))?;
         if Instant::now() > end {
             let refusal = now.refusal.map_or_else(String::new, |why| format!(": {why}"));
-            return Err(io::Error::other(format!("it cannot be taken back{refusal}")));
+            return Err(io::Error::other(format!("the connection cannot be taken back, and goes on{refusal}")));
         }
         sleep(STEP).await;
     }
@@ -246,4 +249,48 @@ async fn tap(means: &Means, flow: &FlowStatus, by_data: bool, dir: &PathBuf) -> 
         means.splicer.command(flow.id, Command::Splice);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longsplice_engine::{FlowInfo, Leftovers, Policy, Refusal};
+    use tokio::{
+        net::{TcpListener, TcpStream},
+        sync::oneshot,
+    };
+
+    /// It ends before it is asked for, or with the order unread.
+    #[tokio::test]
+    async fn a_connection_that_ends_before_its_tap_begins_leaves_no_files() {
+        let splicer = Splicer::copying(Refusal::Policy);
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = splicer.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().to_owned();
+        let dir = Arc::new(TapDir::open(&path).unwrap());
+        let taps = HashMap::from([(path.clone(), dir.clone())]);
+        let means = Means { splicer: splicer.clone(), counters: Arc::default(), taps };
+        for has_ended in [true, false] {
+            let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let leg = listener.accept().await.unwrap();
+            let onward = splicer.connect(server.local_addr().unwrap(), &leg).await.unwrap();
+            let (end, ended) = oneshot::channel();
+            let (policy, info) = (Arc::new(Policy::default()), FlowInfo::new("plug", ""));
+            let done = move |_, _: &FlowInfo| {
+                let _ = end.send(());
+            };
+            let id = splicer.hand_over(leg, onward, Leftovers::default(), policy, info, done);
+            let flow = splicer.status(id).unwrap();
+            splicer.command(id, Command::Reset);
+            if has_ended {
+                ended.await.unwrap();
+            }
+            let error = tap(&means, &flow, false, &path).await.unwrap_err();
+            assert_eq!(error.to_string(), "the connection has ended");
+            drop(client);
+        }
+        dir.flush(BACK_WITHIN);
+        assert_eq!(std::fs::read_dir(path).unwrap().count(), 0);
+    }
 }
