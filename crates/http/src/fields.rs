@@ -24,6 +24,9 @@ pub(crate) const OWN: [&str; 13] = [
 pub(crate) const ABOUT_BYTES: [&str; 7] =
     ["accept-ranges", "content-digest", "content-md5", "digest", "etag", "last-modified", "repr-digest"];
 
+/// Fields that say how a body is to be read: a filter must not read it in another way than its server.
+pub(crate) const OF_CONTENT: [&str; 3] = ["content-encoding", "content-range", "content-type"];
+
 /// Names and values in their original order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fields {

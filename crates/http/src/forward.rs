@@ -4,7 +4,7 @@
 use crate::{
     Form, Framing, Request, Response, Version,
     accept::Codings,
-    fields::{ABOUT_BYTES, OWN},
+    fields::{ABOUT_BYTES, OF_CONTENT, OWN},
 };
 use std::{io::Write, net::IpAddr, time::SystemTime};
 
@@ -92,7 +92,8 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
             || (is("accept-encoding") && codings.is_some())
             || (is("via") && to.via.is_some())
             || of_site.clone().any(|o| is(o));
-        let disguised = OWN.iter().chain([&name]).chain(of_site).any(|o| !o.is_empty() && is_disguised(n, o));
+        let known = OWN.iter().chain(&OF_CONTENT).chain([&name]).chain(of_site);
+        let disguised = known.filter(|o| !o.is_empty()).any(|o| is_disguised(n, o));
         if !(ours || expects || counted || disguised) {
             line(&mut out, &[n, b": ", value]);
         }

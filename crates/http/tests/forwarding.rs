@@ -52,8 +52,9 @@ fn requests_lose_what_is_between_client_and_proxy() {
 #[test]
 fn names_that_servers_take_for_ours_are_left_out() {
     let fields = "Content_Length: 1\r\nTransfer---Encoding: chunked\r\ntransfer.encoding: x\r\nHOST_: b\r\nX_A: 1\r\n_: 2\r\n\
+                  Content_Encoding: gzip\r\nCONTENT.TYPE: x\r\nContent--Range: bytes 0-0/1\r\nContent_Language: de\r\n\
                   X_Forwarded_For: 1.2.3.4\r\nX_Forwarded_Proto: https\r\n";
-    let rest = "GET /b?c HTTP/1.1\r\nHost: a.example:81\r\nX_A: 1\r\n_: 2\r\n";
+    let rest = "GET /b?c HTTP/1.1\r\nHost: a.example:81\r\nX_A: 1\r\n_: 2\r\nContent_Language: de\r\n";
     let theirs = "X_Forwarded_For: 1.2.3.4\r\nX_Forwarded_Proto: https\r\n\r\n";
     assert_eq!(request(fields, &ONWARD), format!("{rest}{theirs}"));
     let ours = "X-Forwarded-Host: b\r\nX-Forwarded-Proto: http\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n";

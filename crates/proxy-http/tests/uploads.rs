@@ -257,6 +257,17 @@ async fn codings_of_the_transfer_are_none_of_the_content() {
     assert!(status == "200" && content == "one color<end>" && !head.contains("Content-Encoding"), "{head} {content}");
 }
 
+/// A server that takes such a name for Content-Encoding would decode what no rule has read.
+#[tokio::test]
+async fn names_that_servers_mistake_do_not_hide_content() {
+    let rules = "upload.rules = [{ action = \"deny\", body_contains = 'secret' }]\n";
+    for name in ["Content_Encoding", "content.encoding", "CONTENT--ENCODING"] {
+        let fields = whole(&format!("{name}: gzip\r\n"), b"harmless");
+        let (status, head, content) = send(&proxy(rules).await, &fields, &[b"harmless"]).await;
+        assert!(status == "200" && content == "harmless" && !head.contains("gzip"), "{name}: {head}");
+    }
+}
+
 /// The limit of the listener counts what comes, and limits of codings what becomes of it.
 #[tokio::test]
 async fn uploads_that_are_too_long() {
