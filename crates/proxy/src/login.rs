@@ -28,6 +28,7 @@ use longsplice_engine::{Leftovers, Leg};
 use session::{Event, Manner, Session};
 use std::{
     borrow::Cow,
+    io,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -131,8 +132,7 @@ async fn hand_over(
     let settle = async {
         loop {
             write_all(client, &mut to_client).await?;
-            server.write_all(&to_server).await.map_err(Fault::Unreachable)?;
-            to_server.clear();
+            write_out(server, &mut to_server).await.map_err(Fault::Unreachable)?;
             if handover.is_settled() {
                 return Ok(());
             }
@@ -385,7 +385,7 @@ fn reason(fault: &Fault) -> Cow<'static, str> {
         Fault::Denied(Denied::Loop) => "it leads back here".into(),
         Fault::Denied(_) => "not allowed".into(),
         Fault::NoAddress(_) => "unknown host".into(),
-        Fault::Unreachable(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => "connection refused".into(),
+        Fault::Unreachable(e) if e.kind() == io::ErrorKind::ConnectionRefused => "connection refused".into(),
         Fault::Unreachable(_) => "unreachable".into(),
         Fault::Timeout(_) => "timed out".into(),
         Fault::BadRequest(why) => why.clone().into(),
@@ -399,10 +399,17 @@ async fn write(client: &mut impl Stream, out: &mut Vec<u8>, limit: Duration) -> 
 }
 
 async fn write_all(client: &mut impl Stream, out: &mut Vec<u8>) -> Result<(), Fault> {
-    if !out.is_empty() {
-        let written = client.write_all(out).await;
-        written.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
-        out.clear();
+    write_out(client, out).await.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))
+}
+
+/// Writes all of it. If that is broken off, what is left was not written.
+async fn write_out(to: &mut impl Stream, out: &mut Vec<u8>) -> io::Result<()> {
+    while !out.is_empty() {
+        let n = to.write(out).await?;
+        if n == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        out.drain(..n);
     }
     Ok(())
 }

@@ -329,6 +329,7 @@ async fn associations_end_when_idle_or_when_their_connection_is_misused() {
     let _ = client.control.write_all(&[0; 100_000]).await;
     let _ = timeout(LIMIT, client.control.read_to_end(&mut end)).await.unwrap();
     assert_eq!(proxy.line().await["how"], "bad-request");
+    assert_eq!(proxy.server.counters().bad_requests, 1);
 }
 
 #[tokio::test]

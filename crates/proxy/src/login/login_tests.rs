@@ -159,3 +159,18 @@ async fn every_question_has_a_limit_and_all_of_them() {
     };
     assert_eq!((late, started.elapsed()), (true, login.time));
 }
+
+/// What was written before a limit has ended it is not written again.
+#[tokio::test]
+async fn output_that_is_broken_off_goes_on_where_it_was() {
+    let (mut leg, mut client) = duplex(4);
+    let mut out = b"0123456789".to_vec();
+    assert!(timeout(Duration::ZERO, write_all(&mut leg, &mut out)).await.is_err());
+    let rest = async {
+        write_all(&mut leg, &mut out).await.unwrap();
+        leg.shutdown().await.unwrap();
+    };
+    let mut seen = Vec::new();
+    let ((), read) = tokio::join!(rest, client.read_to_end(&mut seen));
+    assert_eq!((read.unwrap(), &seen[..]), (10, &b"0123456789"[..]));
+}

@@ -21,6 +21,7 @@ use crate::{
     commands::{Replies, Udp},
     context::{Front, ServerContext},
     counters::Counters,
+    fault::Fault,
     log::access_log::{Datagrams, Record},
     target::{Host, Target},
 };
@@ -266,7 +267,11 @@ impl Association {
                 read = client.read(&mut chatter) => match read {
                     Ok(0) => return Ok(EndReason::Closed),
                     Ok(n) if heard + n <= CHATTER => heard += n,
-                    Ok(_) => return Err(("bad-request", "data on the TCP connection of an association")),
+                    Ok(_) => {
+                        let why = "data on the TCP connection of an association";
+                        shared.counters.fault(&Fault::BadRequest(why.into()));
+                        return Err(("bad-request", why));
+                    }
                     Err(_) => return Ok(EndReason::ClientReset),
                 },
                 () = &mut stopped => return Ok(EndReason::Stopped),
