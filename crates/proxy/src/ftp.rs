@@ -19,7 +19,7 @@ mod login;
 mod service;
 mod setup;
 mod transfer;
-mod verb;
+pub mod verb;
 
 use crate::{
     access::Subject,
@@ -404,7 +404,7 @@ impl Session<'_> {
             return self.log_in(command).await;
         }
         if command.verb.is_empty() {
-            return self.tell(500, "This is no command").await;
+            return self.tell_wrong(500, "This is no command").await;
         }
         if let Err(fault) = self.judge(&command) {
             self.log_refused(&command, &fault);
@@ -469,6 +469,9 @@ impl Session<'_> {
             Named::Nothing | Named::Unknown => None,
         };
         record.method = Some(command.verb.clone());
+        if matches!(Kind::of(&command.verb), Kind::Pass | Kind::Account | Kind::Protect) {
+            return record; // passwords, and what stands for them
+        }
         let uri = path.unwrap_or_else(|| String::from_utf8_lossy(&command.argument).into_owned());
         record.uri = Some(uri.char_indices().take_while(|(at, _)| *at < LOGGED).map(|(_, c)| c).collect());
         record
@@ -496,6 +499,12 @@ impl Session<'_> {
     /// Sends a reply of ours.
     async fn tell(&mut self, code: u16, text: &str) -> Result<(), Next> {
         self.write_to_client(&encode_line(format!("{code} {text}").as_bytes())).await
+    }
+
+    /// Refuses what nobody could serve.
+    async fn tell_wrong(&mut self, code: u16, text: &str) -> Result<(), Next> {
+        self.live.shared.counters.fault(&Fault::BadRequest(String::new()));
+        self.tell(code, text).await
     }
 
     /// Sends a command to the server.

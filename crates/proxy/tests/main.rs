@@ -5,6 +5,7 @@ mod guesses;
 mod login;
 mod loopback;
 mod proxying;
+mod refusals;
 mod socks;
 mod tls;
 

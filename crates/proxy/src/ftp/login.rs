@@ -62,13 +62,13 @@ impl Session<'_> {
             ("NOOP", _) => self.tell(200, "OK").await,
             ("FEAT", _) => self.tell_raw(b"211-Features:\r\n EPRT\r\n EPSV\r\n211 End\r\n").await,
             ("AUTH" | "PROT" | "PBSZ" | "CCC" | "ADAT", _) => self.refuse_protection().await,
-            ("", _) => self.tell(500, "This is no command").await,
+            ("", _) => self.tell_wrong(500, "This is no command").await,
             _ => self.tell(530, "Log in first").await,
         }
     }
 
     async fn user(&mut self, argument: &[u8]) -> Result<(), Next> {
-        let Ok(text) = str::from_utf8(argument) else { return self.tell(501, "A name in UTF-8 is needed").await };
+        let Ok(text) = str::from_utf8(argument) else { return self.tell_wrong(501, "A name in UTF-8 is needed").await };
         let mut rest = text;
         let mut last = || {
             let (before, part) = rest.rsplit_once('@')?;
@@ -86,7 +86,7 @@ impl Session<'_> {
                 (None, Some(_)) => "USER user@proxyuser@host",
                 (None, None) => "USER user@host",
             };
-            return self.tell(501, &format!("Log in with {form}")).await;
+            return self.tell_wrong(501, &format!("Log in with {form}")).await;
         };
         let user = rest.to_owned();
         self.state.target = Some(target);

@@ -40,7 +40,7 @@ impl Session<'_> {
         };
         let given = match given {
             Ok(given) => given,
-            Err(AddressError::Syntax) => return self.tell(501, "This is no address").await,
+            Err(AddressError::Syntax) => return self.tell_wrong(501, "This is no address").await,
             Err(AddressError::Family) => {
                 let only = if is_ipv4 { 1 } else { 2 };
                 return self.tell(522, &format!("Network protocol not supported, use ({only})")).await;

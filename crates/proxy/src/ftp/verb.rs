@@ -69,7 +69,7 @@ pub(crate) fn is_left_out(line: &[u8], protect: bool) -> bool {
 
 /// The path that a command names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Named<'a> {
+pub enum Named<'a> {
     /// None at all.
     Nothing,
     /// This one.
@@ -79,7 +79,7 @@ pub(crate) enum Named<'a> {
 }
 
 /// Returns the path that a command names.
-pub(crate) fn path<'a>(verb: &str, argument: &'a [u8]) -> Named<'a> {
+pub fn path<'a>(verb: &str, argument: &'a [u8]) -> Named<'a> {
     let named = match verb {
         "RETR" | "STOR" | "APPE" | "CWD" | "XCWD" | "DELE" | "RNFR" | "RNTO" | "MKD" | "XMKD" | "RMD" | "XRMD"
         | "SIZE" | "MDTM" | "SMNT" | "XMD5" | "XCRC" | "XSHA" | "XSHA1" | "XSHA256" | "XSHA512" | "MD5" | "HASH" => {
@@ -95,8 +95,9 @@ pub(crate) fn path<'a>(verb: &str, argument: &'a [u8]) -> Named<'a> {
         | "ALLO" | "AUTH" | "PROT" | "PBSZ" | "CCC" => return Named::Nothing,
         _ => return Named::Unknown,
     };
-    // a pattern, or somebody's home
-    if named.iter().any(|b| b"*?[]{}~\\".contains(b)) { Named::Unknown } else { Named::Path(named) }
+    // a pattern, somebody's home, or white space that some servers take for no part of the name
+    let is_odd = named.iter().any(|b| b"*?[]{}~\\".contains(b)) || named.trim_ascii() != named;
+    if is_odd { Named::Unknown } else { Named::Path(named) }
 }
 
 /// Servers take what begins with `-` for options of ls(1).
@@ -110,7 +111,7 @@ fn without_options(mut argument: &[u8]) -> &[u8] {
 
 /// Returns a path without `.`, `..` and `//`, seen from the directory `at`. None if that takes a directory which is not known, or
 /// if it is not UTF-8 (RFC 2640): no rule can be meant then.
-pub(crate) fn resolve(at: Option<&str>, path: &[u8]) -> Option<String> {
+pub fn resolve(at: Option<&str>, path: &[u8]) -> Option<String> {
     let path = std::str::from_utf8(path).ok()?;
     let whole: Cow<'_, str> = if path.starts_with('/') { path.into() } else { format!("{}/{path}", at?).into() };
     let mut parts: Vec<&str> = Vec::new();
@@ -125,7 +126,7 @@ pub(crate) fn resolve(at: Option<&str>, path: &[u8]) -> Option<String> {
 }
 
 /// Finds the directory in a 257 reply: quoted, with quotes doubled (RFC 959, appendix II).
-pub(crate) fn parse_257(text: &[u8]) -> Option<String> {
+pub fn parse_257(text: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(text).ok()?;
     let (_, quoted) = text.split_once('"')?;
     let (mut path, mut rest) = (String::new(), quoted);
@@ -154,6 +155,9 @@ mod tests {
             ("LIST", "-la", Named::Path(b"")),
             ("NLST", "*.txt", Named::Unknown),
             ("CWD", "~root", Named::Unknown),
+            ("RETR", " /secret/file", Named::Unknown),
+            ("RETR", "/secret\t", Named::Unknown),
+            ("MFMT", "20260101000000  /secret", Named::Unknown),
             ("CDUP", "", Named::Path(b"..")),
             ("MFMT", "20260101000000 a b", Named::Path(b"a b")),
             ("SITE", "CPFR /secret", Named::Unknown),
