@@ -4,6 +4,7 @@ use crate::handshakes::grows;
 use longsplice_proxy::ftp::{
     address::{encode_eprt, encode_port, parse_227, parse_229, parse_eprt, parse_epsv, parse_port},
     line::{LINE_MAX, encode_line, parse_command, parse_reply_line},
+    verb::{self, Named, parse_257, resolve},
 };
 use std::net::IpAddr;
 
@@ -50,5 +51,35 @@ pub(crate) fn address(input: &[u8]) {
     }
     for port in [parse_227(input), parse_229(input)] {
         assert_ne!(port, Some(0));
+    }
+}
+
+/// A reply that names the server's directory, and the argument of a command. Rules are compared with the path that is found.
+pub(crate) fn path(input: &[u8]) {
+    let at = input.iter().position(|b| *b == b'\n').unwrap_or(input.len());
+    let (reply, argument) = (&input[..at], input.get(at + 1..).unwrap_or_default());
+    let directory = parse_257(reply);
+    if let Some(directory) = &directory {
+        let written = format!("257 \"{}\" is here", directory.replace('"', "\"\""));
+        assert_eq!(parse_257(written.as_bytes()).as_ref(), Some(directory));
+    }
+    for verb in ["RETR", "LIST", "CDUP", "MFMT", "SITE", "PASV"] {
+        let Named::Path(path) = verb::path(verb, argument) else { continue };
+        assert!(path.trim_ascii() == path && !path.iter().any(|b| b"*~\\".contains(b)), "{}", path.escape_ascii());
+        let Some(found) = resolve(directory.as_deref(), path) else {
+            let is_relative = directory.is_none() && path.first() != Some(&b'/');
+            assert!(is_relative || std::str::from_utf8(path).is_err(), "{}", path.escape_ascii());
+            continue;
+        };
+        let mut parts = found.strip_prefix('/').expect("from the root on").split('/');
+        assert!(found == "/" || parts.all(|part| !matches!(part, "" | "." | "..")), "{found}");
+        assert_eq!(resolve(None, found.as_bytes()).as_ref(), Some(&found));
+        // one directory after the other, as a server without links goes
+        let start = if path.first() == Some(&b'/') { Some("/") } else { directory.as_deref() };
+        let mut at = resolve(None, start.expect("it is known").as_bytes()).expect("one from the root on");
+        for part in path.split(|b| *b == b'/') {
+            at = resolve(Some(&at), part).expect("its whole is a text");
+        }
+        assert_eq!(at, found, "{}", path.escape_ascii());
     }
 }

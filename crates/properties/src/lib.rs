@@ -9,7 +9,9 @@
 mod codings;
 mod ftp;
 mod handshakes;
+mod heads;
 mod http;
+mod judged;
 mod login;
 mod rewrite;
 
@@ -23,7 +25,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 27] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
@@ -46,6 +48,11 @@ pub const TARGETS: [Target; 22] = [
     Target { name: "time_of_day", check: handshakes::time_of_day },
     Target { name: "html_element", check: rewrite::elements },
     Target { name: "expression", check: rewrite::expressions },
+    Target { name: "ftp_path", check: ftp::path },
+    Target { name: "first_bytes", check: judged::first_bytes },
+    Target { name: "body_rules", check: judged::body },
+    Target { name: "http_fields", check: heads::fields },
+    Target { name: "http_location", check: heads::location },
 ];
 
 /// Checks the property of this name.

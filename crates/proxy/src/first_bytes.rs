@@ -56,7 +56,7 @@ impl FirstBytes {
 
 /// The state of the conditions on one host.
 #[derive(Debug)]
-pub(crate) struct Judge<'a> {
+pub struct Judge<'a> {
     conditions: Option<&'a Conditions>,
     must: Known,
     never: Known,
@@ -65,7 +65,7 @@ pub(crate) struct Judge<'a> {
 
 impl<'a> Judge<'a> {
     /// Starts at the first byte.
-    pub(crate) fn new(conditions: Option<&'a Conditions>) -> Judge<'a> {
+    pub fn new(conditions: Option<&'a Conditions>) -> Judge<'a> {
         let start = |pattern: Option<&Pattern>| pattern.map(Pattern::start);
         let must = start(conditions.and_then(|c| c.must.as_ref())).unwrap_or(Known::Yes);
         let never = start(conditions.and_then(|c| c.never.as_ref())).unwrap_or(Known::No);
@@ -73,7 +73,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Reads the next bytes, or the end of the stream.
-    pub(crate) fn read(&mut self, bytes: Option<&[u8]>) -> Result<(), Unfit> {
+    pub fn read(&mut self, bytes: Option<&[u8]>) -> Result<(), Unfit> {
         let Some(Conditions { must, never, first, .. }) = self.conditions else { return Ok(()) };
         let bytes = bytes.map(|bytes| &bytes[..bytes.len().min(first - self.count)]);
         self.count += bytes.map_or(0, <[u8]>::len);
@@ -92,12 +92,12 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether nothing may be passed on yet.
-    pub(crate) fn holds(&self) -> bool {
+    pub fn holds(&self) -> bool {
         self.must != Known::Yes
     }
 
     /// Whether everything is decided.
-    pub(crate) fn is_done(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         self.must == Known::Yes && self.never == Known::No
     }
 
