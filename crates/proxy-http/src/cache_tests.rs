@@ -336,6 +336,22 @@ fn purges_look_at_the_site_that_is_meant() {
     );
 }
 
+/// A reply that is on its way was asked for before the purge.
+#[test]
+fn what_is_being_stored_is_purged_as_well() {
+    let mut scene = Scene::new(8 << 20);
+    let urls = ["http://a/x", "http://a/y", "http://b/x"];
+    let begun: Vec<_> = urls.iter().map(|url| scene.begin(url, "a", Framing::Exact(1), b"?").unwrap()).collect();
+    assert_eq!(scene.cache.purge("http://a/x", false, None), (0, None));
+    assert_eq!(scene.cache.purge("http://b", true, None), (0, None));
+    for (fill, _tap) in begun {
+        let id = fill.id;
+        fill.complete();
+        scene.piece(id, PieceKind::End);
+    }
+    assert_eq!(urls.map(|url| scene.find(url, "a").is_some()), [false, true, false]);
+}
+
 #[test]
 fn references() {
     let url = "http://x:81/a/b";

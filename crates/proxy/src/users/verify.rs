@@ -83,6 +83,50 @@ impl Verifier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::users::{Credentials, Users};
+    use std::{
+        pin::pin,
+        sync::mpsc,
+        task::{Context, Poll, Waker},
+    };
+
+    fn poll<T>(check: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        check.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// Whoever goes away has not freed what his guess takes.
+    #[test]
+    fn few_are_verified_at_once_and_count_until_they_have_ended() {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.max_blocking_threads(1).build().unwrap().block_on(async {
+            let (go_on, wait) = mpsc::channel();
+            let busy = spawn_blocking(move || wait.recv());
+            let verifier = Verifier::default();
+            let hash = Hash::read(&bcrypt::hash("secret", 4).unwrap()).unwrap();
+            for left in (0..AT_ONCE).rev().chain([0]) {
+                assert!(poll(pin!(verifier.verify(&hash, b"guess"))).is_pending());
+                assert_eq!(verifier.running.available_permits(), left);
+            }
+            go_on.send(()).unwrap();
+            busy.await.unwrap().unwrap();
+            let all = verifier.running.acquire_many(AT_ONCE as u32).await.unwrap();
+            assert_eq!(all.num_permits(), AT_ONCE);
+        });
+    }
+
+    /// Nobody learns from the time that it takes whether there is such a user.
+    #[tokio::test]
+    async fn a_name_that_nobody_has_takes_as_long() {
+        let mut users = Users::default();
+        users.add("ann", &bcrypt::hash("secret", 4).unwrap()).unwrap();
+        let held = users.verifier.running.acquire_many(AT_ONCE as u32).await.unwrap();
+        for name in ["ann", "nobody"] {
+            let given = Credentials { name: name.into(), password: b"guess".to_vec() };
+            let mut check = pin!(users.check(&given));
+            assert!(poll(check.as_mut()).is_pending(), "{name} is not looked at");
+        }
+        drop(held);
+    }
 
     #[tokio::test]
     async fn only_what_was_right_is_remembered_and_no_more_than_there_is_room_for() {
