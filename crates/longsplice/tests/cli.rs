@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     os::unix::{
         fs::{PermissionsExt, symlink},
         net::UnixStream,
@@ -294,6 +294,50 @@ fn a_file_that_is_no_socket_is_not_replaced() {
         assert!(complaint(&run).contains("control socket"));
     }
     assert_eq!(fs::read_to_string(&precious).unwrap(), "data");
+}
+
+/// Of several caches, which are asked one after the other.
+#[test]
+fn a_purge_looks_into_each_cache() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/x", server.local_addr().unwrap());
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = server.accept() {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.extend(byte);
+            }
+            let fields = "Cache-Control: max-age=1000\r\nContent-Length: 2\r\nConnection: close";
+            write!(stream, "HTTP/1.1 200 OK\r\n{fields}\r\n\r\nhi").unwrap();
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    let listeners = ["127.0.0.1", "127.0.0.2", "127.0.0.3"].map(|at| {
+        format!(
+            "[[listener]]\nprotocol = \"http\"\nlisten = \"{at}:0\"\ncache.dir = \"of-{at}\"\n\
+             rules = [{{ action = \"allow\", target = \"127.0.0.0/8\" }}]\n"
+        )
+    });
+    fs::write(&file, listeners.concat()).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let mut proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+    let messages = proxy.messages();
+    for (n, at) in (1..).zip(["127.0.0.1:", "127.0.0.2:", "127.0.0.3:"]) {
+        let (_, rest) = messages.split_once(&format!(" on {at}")).expect("a listener");
+        let port: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        let mut client = TcpStream::connect(format!("{at}{port}")).unwrap();
+        write!(client, "GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with("\r\n\r\nhi"), "{answer}");
+        eventually("a stored reply", || (proxy.count("proxy", "cache_stored") == n).then_some(()));
+    }
+    assert_eq!(proxy.client(&["purge", &url]), "removed 3\n");
+    assert_eq!((proxy.client(&["purge", &url]), proxy.count("proxy", "cache_entries")), ("removed 0\n".into(), 0));
+    proxy.shut_down();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Bodies that a filter changes, through the real program: behind the limit of the change, the rest is spliced, whatever the
-//! framing. Needs root and eBPF, and fails without.
+//! Bodies of replies and requests that a filter changes or judges, through the real program: what is behind the limit of the
+//! change, or behind what a rule reads, is spliced, whatever the framing. Needs root and eBPF, and fails without.
 
 use crate::running::{Setting, listener};
 use longsplice_lab::{
@@ -8,7 +8,7 @@ use longsplice_lab::{
 };
 use sha2::{Digest, Sha256};
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     thread,
     time::Duration,
@@ -125,6 +125,113 @@ fn run(family: Family) {
             assert_eq!(record["how"], "closed");
         }
     }
+}
+
+fn said(content: &[u8]) -> String {
+    format!("{} {:?}", content.len(), Sha256::digest(content).as_slice())
+}
+
+/// Reads a request to its end, and answers with the length and the digest of its content.
+fn take(stream: TcpStream) {
+    let mut from = BufReader::new(stream);
+    let mut line = String::new();
+    let mut next = |from: &mut BufReader<TcpStream>| {
+        line.clear();
+        from.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    };
+    let (mut length, mut field) = (None, next(&mut from));
+    while !field.is_empty() {
+        length = field.strip_prefix("Content-Length: ").map(|n| n.parse().unwrap()).or(length);
+        field = next(&mut from);
+    }
+    let mut content = Vec::new();
+    loop {
+        let size = length.unwrap_or_else(|| usize::from_str_radix(&next(&mut from), 16).unwrap());
+        from.by_ref().take(size as u64).read_to_end(&mut content).unwrap();
+        if length.is_some() {
+            break;
+        }
+        assert_eq!(next(&mut from), "");
+        if size == 0 {
+            break;
+        }
+    }
+    let said = said(&content);
+    write!(from.get_mut(), "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{said}", said.len()).unwrap();
+}
+
+/// Uploads this, with a pause in its middle. Returns the end of the answer.
+fn upload(setting: &Setting, family: Family, content: &[u8], chunked: bool) -> String {
+    let mut stream = setting.connect(FORWARDER_TO_CLIENT.port(family, PROXY));
+    let server = SERVER.port(family, PORT);
+    let (one, two) = content.split_at(900);
+    let (framing, body) = match chunked {
+        true => {
+            let chunks = [&b"384\r\n"[..], one, format!("\r\n{:x}\r\n", two.len()).as_bytes(), two].concat();
+            ("Transfer-Encoding: chunked".to_owned(), [&chunks[..], b"\r\n0\r\n\r\n"].concat())
+        }
+        false => (format!("Content-Length: {}", content.len()), content.to_vec()),
+    };
+    let head = format!("PUT http://{server}/ HTTP/1.1\r\nHost: x\r\nContent-Type: text/html\r\n{framing}\r\n");
+    write!(stream, "{head}Connection: close\r\n\r\n").unwrap();
+    let (first, rest) = body.split_at(body.len() / 2);
+    stream.write_all(first).unwrap();
+    thread::sleep(PAUSE);
+    stream.write_all(rest).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.rsplit("\r\n").next().unwrap().to_owned()
+}
+
+fn uploads(family: Family) {
+    let at = FORWARDER_TO_CLIENT.port(family, PROXY).to_string();
+    let change = |more: &str| format!("change = [{{ type = \"text/html\", remove_element = \"script\"{more} }}]");
+    let rule = |what: &str| format!("rules = [{{ action = \"deny\", {what} }}]");
+    let whole = content();
+    let first = [&whole[..1000], &whole[1000 + ELEMENT.len()..]].concat();
+    let both = [&first[..SIZE - 1000 - ELEMENT.len()], &first[SIZE - 1000..]].concat();
+    let setting = Setting::new("");
+    let server = setting.listen(SERVER.port(family, PORT));
+    thread::spawn(move || {
+        while let Ok((stream, _)) = server.accept() {
+            thread::spawn(move || take(stream));
+        }
+    });
+    for (filter, want, is_spliced) in [
+        (change(", until = 4096"), &first, true),
+        (rule("body_begins = '^MZ'"), &whole, true),
+        (change(""), &both, false),
+        (rule("body_contains = 'never there'"), &whole, false),
+    ] {
+        let keys = format!("[listener.filter.upload]\n{filter}");
+        setting.configure(&format!("log.format = \"json\"\n{}", listener("http", &at, &keys)));
+        let mut program = setting.start();
+        for chunked in [false, true] {
+            let got = upload(&setting, family, &whole, chunked);
+            assert_eq!(got, said(want), "{filter}, chunked: {chunked}");
+        }
+        program.flows_end();
+        let records = program.end(&setting.pins[0]);
+        assert_eq!(records.len(), 2);
+        for record in records {
+            let spliced = record["spliced_up"].as_u64().unwrap();
+            assert!(if is_spliced { spliced > 1_000_000 } else { spliced == 0 }, "{filter}: {record}");
+            assert_eq!((&record["splices"], &record["how"]), (&u64::from(is_spliced).into(), &"closed".into()));
+        }
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn behind_a_filter_the_rest_of_an_upload_is_spliced() {
+    uploads(Family::V4);
+}
+
+#[test]
+#[ignore = "root"]
+fn the_same_of_uploads_over_ipv6() {
+    uploads(Family::V6);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod names;
 mod notices;
 mod own;
 mod owner;
+mod pages;
 mod peers;
 mod plugged;
 mod recovered;
