@@ -12,8 +12,8 @@ pub mod translator;
 
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
-    Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Pair, PathRule, Policy,
-    SpliceWhen, Splicer, TpotHandshake, TpotWhose,
+    BoundSocket, Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Pair, PathRule,
+    Policy, SpliceWhen, Splicer, TpotHandshake, TpotWhose,
 };
 use longsplice_lab::{Lab, Namespace, Report, process::wait_for, report::show_failures};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -116,13 +116,16 @@ async fn copy(client: &mut TcpStream, server: &mut TcpStream, after: u64) -> std
     Ok(passed)
 }
 
-/// Listens, and runs `serve` for each client.
+/// Listens, and runs `serve` for each client. `adopts`: connections are tracked when a splice is due, and not from their SYN on.
 fn accepting<F: Future<Output = ()> + Send + 'static>(
     listen: SocketAddr,
+    adopts: bool,
     serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
 ) -> impl AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static {
     async move |splicer, record, ready| {
-        let listener = splicer.listen(listen).await.expect("listen");
+        let bound = BoundSocket::bind(listen).expect("bind");
+        let listener = if adopts { splicer.listen_adopting(bound).await } else { splicer.listen_on(bound).await };
+        let listener = listener.expect("listen");
         ready.send(splicer.clone()).expect("the test waits");
         loop {
             let client = listener.accept().await.expect("accept");
@@ -178,7 +181,7 @@ impl Forwarder {
     /// The same in the caller's network namespace.
     pub fn here(listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
         let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
-        Forwarder::running(spawn, OpenOptions::default(), accepting(listen, plug(target, policy)))
+        Forwarder::running(spawn, OpenOptions::default(), accepting(listen, false, plug(target, policy)))
     }
 
     /// Listens on `listen`, and serves each client with the given function. Records of ended flows are added to the list.
@@ -188,7 +191,24 @@ impl Forwarder {
         options: OpenOptions,
         serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
     ) -> Forwarder {
-        Forwarder::running(|work| lab.forwarder.spawn(work), options, accepting(listen, serve))
+        Forwarder::running(|work| lab.forwarder.spawn(work), options, accepting(listen, false, serve))
+    }
+
+    /// Like [`Forwarder::start`], for connections that are tracked when a splice is due.
+    pub fn adopting_late(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
+        Forwarder::adopting_late_with(lab, listen, target, policy, OpenOptions::default())
+    }
+
+    /// The same with other options.
+    pub fn adopting_late_with(
+        lab: &Lab,
+        listen: SocketAddr,
+        target: SocketAddr,
+        policy: Policy,
+        options: OpenOptions,
+    ) -> Forwarder {
+        let accept = accepting(listen, true, plug(target, policy));
+        Forwarder::running(|work| lab.forwarder.spawn(work), options, accept)
     }
 
     /// Listens with a socket of its own, connects to `target` with another one, and copies until up to `most` bytes have passed in
@@ -208,7 +228,6 @@ impl Forwarder {
                     let passed = copy(&mut client, &mut server, after).await.expect("no reset yet");
                     let sockets = [client, server].map(|s| s.into_std().expect("a socket"));
                     let [client, server] = sockets.map(|s| splicer.adopt(s));
-                    let (client, server) = tokio::join!(client, server);
                     let info = FlowInfo::new("plug", target.to_string());
                     let done = move |mut e: Ended, _: &FlowInfo| {
                         e.bytes_up += passed.client;

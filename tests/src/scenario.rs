@@ -335,7 +335,7 @@ pub enum Mode {
     SplicedLater,
     /// Spliced at [`Scenario::splice`].
     SplicedThen,
-    /// Spliced and unspliced repeatedly.
+    /// Spliced and unspliced repeatedly. With clients of IPv6, connections are adopted before their first splice.
     Switched,
     /// Copied by other code, for up to [`Scenario::splice_after`] bytes, then adopted in the midst of everything, and spliced.
     Adopted,

@@ -3,6 +3,7 @@
 //!
 //! [`Mode::Adopted`]: longsplice_tests::scenario::Mode
 
+use longsplice_datapath::LegFlags;
 use longsplice_engine::{
     Command, EndReason, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Policy, Refusal, Splicer,
 };
@@ -20,7 +21,7 @@ use std::{
     time::Duration,
 };
 use test_case::test_case;
-use tokio::{runtime::Runtime, time::timeout};
+use tokio::runtime::Runtime;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -82,10 +83,17 @@ struct Program<'a> {
 
 impl Program<'_> {
     fn start(lab: &Lab) -> Program<'_> {
+        Program::on(lab, &[])
+    }
+
+    /// With a data path on these devices; on all, if there are none.
+    fn on<'a>(lab: &'a Lab, devices: &[&str]) -> Program<'a> {
+        let devices = devices.iter().map(|name| (*name).to_owned()).collect();
         let servers = lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, 7000))).expect("listen");
         lab.forwarder.run(move || {
             let mut options = OpenOptions::default();
             options.datapath.max_flows = 4096;
+            options.datapath.devices = devices;
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
             let listener = TcpListener::bind(FORWARDER_TO_CLIENT.port(Family::V4, 7000)).expect("listen");
             Program { lab, runtime: Runtime::new().expect("runtime"), splicer, listener, servers }
@@ -100,7 +108,10 @@ impl Program<'_> {
     }
 
     fn adopt(&self, socket: impl Into<OwnedFd> + Send) -> std::io::Result<Leg> {
-        self.lab.forwarder.run(|| self.runtime.block_on(self.splicer.adopt(socket)))
+        self.lab.forwarder.run(|| {
+            let _runtime = self.runtime.enter();
+            self.splicer.adopt(socket)
+        })
     }
 
     /// Adopts both, and hands them over. Returns the reason for which the flow is not spliced.
@@ -126,28 +137,48 @@ impl Program<'_> {
 #[ignore = "root"]
 fn what_cannot_be_adopted_is_refused_or_copied() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let program = Program::start(&lab);
+    let program = Program::on(&lab, &["f1"]); // not the client's
     let udp = lab.forwarder.run(|| UdpSocket::bind("127.0.0.1:0")).expect("a socket");
     assert_eq!(program.adopt(udp).expect_err("no TCP").kind(), ErrorKind::InvalidInput);
     let listener = lab.forwarder.run(|| TcpListener::bind("127.0.0.1:0")).expect("a socket");
     assert_eq!(program.adopt(listener).expect_err("no connection").kind(), ErrorKind::NotConnected);
 
     let [(client, ours), (server, to_server)] = program.connections();
-    client.shutdown(std::net::Shutdown::Write).expect("shut down");
-    wait_for(PATIENCE, || (ours.peek(&mut [0]).expect("the end") == 0).then_some(())).expect("the end");
+    ours.shutdown(std::net::Shutdown::Write).expect("shut down");
     assert_eq!(program.refusal(ours, to_server), Some(Refusal::Closing));
     drop((client, server));
 
-    // the host does not answer
     let [(client, ours), (server, to_server)] = program.connections();
-    let gone =
-        lab.impair(LinkDirection::FromClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
-    assert_eq!(program.refusal(ours, to_server), Some(Refusal::Untracked));
-    drop(gone);
+    assert_eq!(program.refusal(ours, to_server), Some(Refusal::Unattached));
     exchange(&client, &server);
     drop((client, server));
     wait_for(PATIENCE, || (program.splicer.flows().is_empty() && program.is_empty()).then_some(()))
         .expect("nothing is left");
+}
+
+/// Nothing has to come from a host for that: its socket knows all.
+#[test]
+#[ignore = "root"]
+fn a_host_that_is_silent_and_one_that_has_ended_are_spliced() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let program = Program::start(&lab);
+    let [(client, ours), (server, to_server)] = program.connections();
+    let gone =
+        lab.impair(LinkDirection::FromClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    assert_eq!(program.refusal(ours, to_server), None);
+    drop(gone);
+    exchange(&client, &server);
+    drop((client, server));
+
+    let [(mut client, ours), (mut server, to_server)] = program.connections();
+    client.shutdown(std::net::Shutdown::Write).expect("shut down");
+    wait_for(PATIENCE, || (ours.peek(&mut [0]).expect("the end") == 0).then_some(())).expect("the end");
+    assert_eq!(program.refusal(ours, to_server), None);
+    assert_eq!(server.read(&mut [0]).expect("the end"), 0);
+    server.write_all(&[7; 1000]).expect("write");
+    client.read_exact(&mut [0; 1000]).expect("read");
+    drop((client, server));
+    wait_for(PATIENCE, || program.splicer.flows().is_empty().then_some(())).expect("the flows end");
 }
 
 /// As most listeners of other code are bound: to all addresses of both families.
@@ -165,20 +196,157 @@ fn a_client_of_ipv4_at_a_socket_for_ipv6_is_spliced() {
     wait_for(PATIENCE, || program.splicer.flows().is_empty().then_some(())).expect("the flow ends");
 }
 
+/// A forwarder whose connections are adopted when a splice is due, with a connection through it.
+fn late(lab: &Lab, family: Family) -> (Forwarder, TcpStream, TcpStream) {
+    let (proxy, target) = (FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000));
+    let listener = lab.server.run(|| TcpListener::bind(target)).expect("listen");
+    let f = Forwarder::adopting_late(lab, proxy, target, by_hand());
+    let (client, server) = connection(lab, proxy, &listener);
+    f.wait_state(FlowState::Copying);
+    (f, client, server)
+}
+
+fn records(f: &Forwarder) -> usize {
+    f.splicer.datapath().expect("it is open").legs().len()
+}
+
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_connection_has_records_when_a_splice_is_due_and_is_released_like_any_other(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (f, client, server) = late(&lab, family);
+    exchange(&client, &server);
+    assert_eq!(records(&f), 0);
+    for _ in 0..3 {
+        f.command(Command::Splice);
+        f.wait_state(FlowState::Spliced);
+        exchange(&client, &server);
+        f.command(Command::Release);
+        f.wait_state(FlowState::Released);
+        exchange(&client, &server);
+        f.command(Command::Unsplice);
+        f.wait_state(FlowState::Copying);
+        exchange(&client, &server);
+    }
+    drop((client, server));
+    let ended = &f.ended(1)[0];
+    assert_eq!((ended.how, ended.splices, ended.refusal), (EndReason::Closed, 3, None));
+    assert_eq!((ended.bytes_up, ended.bytes_down), (10_000, 10_000));
+}
+
 #[test]
 #[ignore = "root"]
-fn an_adoption_that_is_given_up_leaves_nothing() {
+fn before_its_first_byte_a_connection_is_adopted_by_a_probe() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let program = Program::start(&lab);
-    let [(_client, ours), _to_server] = program.connections();
-    let gone =
-        lab.impair(LinkDirection::FromClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
-    lab.forwarder.run(|| {
-        program.runtime.block_on(async {
-            let adopted = timeout(Duration::from_millis(200), program.splicer.adopt(ours)).await;
-            assert!(adopted.is_err(), "the host does not answer");
-        });
+    let (f, client, server) = late(&lab, Family::V4);
+    f.command(Command::Splice);
+    f.wait_state(FlowState::Spliced);
+    exchange(&client, &server);
+    drop((client, server));
+    assert_eq!(f.ended(1)[0].refusal, None);
+}
+
+/// One direction has ended before there are records. The other one is spliced, and its end is heard.
+#[test_case(true, Family::V4; "by_the_client_v4")]
+#[test_case(false, Family::V6; "by_the_server_v6")]
+#[ignore = "root"]
+fn a_connection_that_is_half_closed_is_adopted(by_client: bool, family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (f, client, server) = late(&lab, family);
+    exchange(&client, &server);
+    let (mut ended, mut open) = if by_client { (&client, &server) } else { (&server, &client) };
+    ended.shutdown(std::net::Shutdown::Write).expect("shut down");
+    assert_eq!(open.read(&mut [0]).expect("the end"), 0);
+    f.command(Command::Splice);
+    let mut passed = 0;
+    let mut pass = |n: usize| {
+        let (said, mut heard) = (vec![9; n], vec![0; n]);
+        open.write_all(&said).expect("write");
+        ended.read_exact(&mut heard).expect("read");
+        assert!(said == heard);
+        passed += n as u64;
+    };
+    // no probe is sent where one direction has ended: something has to pass while it is adopted
+    let spliced = || {
+        pass(1000);
+        f.splicer.flows().iter().any(|flow| flow.state == FlowState::Spliced).then_some(())
+    };
+    wait_for(PATIENCE, spliced).expect("spliced");
+    pass(50_000);
+    open.shutdown(std::net::Shutdown::Write).expect("shut down");
+    assert_eq!(ended.read(&mut [0]).expect("the end"), 0);
+    let ended = &f.ended(1)[0];
+    assert_eq!((ended.how, ended.splices, ended.refusal), (EndReason::Closed, 1, None));
+    assert_eq!(ended.bytes_up + ended.bytes_down, 2000 + passed);
+}
+
+/// The server would otherwise be offered timestamps, and could not be spliced with its client.
+#[test_case("net.ipv4.tcp_timestamps"; "timestamps")]
+#[test_case("net.ipv4.tcp_sack"; "sack")]
+#[ignore = "root"]
+fn a_server_is_not_offered_what_a_client_lacks_that_has_no_record(option: &str) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    lab.client.sysctl(option, "0").expect("sysctl");
+    let (f, client, server) = late(&lab, Family::V4);
+    assert_eq!(records(&f), 1, "the server's, whose SYN the data path changes");
+    f.command(Command::Splice);
+    f.wait_state(FlowState::Spliced);
+    exchange(&client, &server);
+    drop((client, server));
+    assert_eq!(f.ended(1)[0].refusal, None);
+}
+
+/// Nobody but the data path has the ports of released flows.
+#[test]
+#[ignore = "root"]
+fn the_port_of_a_released_flow_is_not_used_again() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (proxy, target) = (FORWARDER_TO_CLIENT.port(Family::V4, 7000), SERVER.port(Family::V4, 7000));
+    let listener = lab.server.run(|| TcpListener::bind(target)).expect("listen");
+    let options = OpenOptions { source_ports: 10_000..=10_001, ..OpenOptions::default() };
+    let f = Forwarder::adopting_late_with(&lab, proxy, target, by_hand(), options);
+    let both = [(); 2].map(|()| {
+        let (client, server) = connection(&lab, proxy, &listener);
+        exchange(&client, &server);
+        (client, server)
     });
-    assert!(program.is_empty());
-    drop(gone);
+    for flow in f.splicer.flows() {
+        for (command, state) in [(Command::Splice, FlowState::Spliced), (Command::Release, FlowState::Released)] {
+            f.splicer.command(flow.id, command);
+            let is_there = || f.splicer.status(flow.id).is_some_and(|now| now.state == state).then_some(());
+            wait_for(PATIENCE, is_there).expect("the command is carried out");
+        }
+    }
+    let mut third = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+    third.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    assert!(!matches!(third.read(&mut [0]), Ok(1..)), "no port is left for it");
+    both.iter().for_each(|(client, server)| exchange(client, server));
+}
+
+/// It may end at any moment of the adoption.
+#[test]
+#[ignore = "root"]
+fn a_connection_that_ends_while_it_is_adopted_leaves_nothing() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (proxy, target) = (FORWARDER_TO_CLIENT.port(Family::V4, 7000), SERVER.port(Family::V4, 7000));
+    let listener = lab.server.run(|| TcpListener::bind(target)).expect("listen");
+    let f = Forwarder::adopting_late(&lab, proxy, target, by_hand());
+    for n in 0..100 {
+        let (client, server) = connection(&lab, proxy, &listener);
+        exchange(&client, &server);
+        let flow = wait_for(PATIENCE, || f.splicer.flows().pop()).expect("a flow");
+        f.splicer.command(flow.id, Command::Splice);
+        std::thread::sleep(Duration::from_micros(n * 300));
+        if n % 3 == 0 {
+            socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).expect("it resets");
+        }
+        drop((client, server));
+        wait_for(PATIENCE, || f.splicer.flows().is_empty().then_some(())).expect("the flow ends");
+    }
+    f.ended(100);
+    // those of flows that were in a switch linger, and are complete
+    let legs = f.splicer.datapath().expect("it is open").legs();
+    assert!(legs.iter().all(|(_, leg)| leg.flags & LegFlags::TRACKED != 0), "{legs:#?}");
+    assert!(legs.len() < 200);
 }

@@ -106,6 +106,10 @@ impl Storm {
         let proxy = FORWARDER_TO_CLIENT.port(self.family, 7000);
         let f = match self.adopts_after {
             Some(most) => Forwarder::adopting(&self.lab, proxy, server, self.policy.clone(), most),
+            // adopted before their first splice
+            None if self.family == Family::V6 => {
+                Forwarder::adopting_late(&self.lab, proxy, server, self.policy.clone())
+            }
             None => Forwarder::start(&self.lab, proxy, server, self.policy.clone()),
         };
         let clients: Vec<_> = (0..CONNECTIONS as u64)

@@ -6,7 +6,7 @@
  *    passed before there was a record has reached its socket then, or the queue of a socket on which a process works.
  * 3. ADOPT_FINISH completes the record, while no process works on the socket. Every byte that has arrived is below the latest of
  *    what was recorded, what the socket expects next, and the end of what it has behind a gap.
- * Positions in the streams count from there: the next byte to be read and the next one to be written are the first ones. */
+ * User space says where in the streams the next bytes are that are read and written. */
 #ifndef LONGSPLICE_ADOPT_H
 #define LONGSPLICE_ADOPT_H
 
@@ -56,15 +56,24 @@ static __always_inline void catch_up_with(struct leg *l, const struct leg *now)
 	l->local_out = later(l->local_out, now->local_out);
 }
 
-/* Find the socket of a connection that is open both ways. Returns an enum adopt_result. ADOPT_OK: *sk has to be given back. */
-static __always_inline int open_socket(struct __sk_buff *skb, const struct tuple *t, struct bpf_sock **sk, struct tcp_sock **tp)
+/* Is a connection open in one direction at least, and has its caller sent a FIN if the socket has? */
+static __always_inline int is_open(__u32 state, __u32 shut)
+{
+	__u32 states = shut ? 1 << BPF_TCP_FIN_WAIT1 | 1 << BPF_TCP_FIN_WAIT2 : 1 << BPF_TCP_ESTABLISHED | 1 << BPF_TCP_CLOSE_WAIT;
+
+	return state < 32 && states >> state & 1;
+}
+
+/* Find the socket of a connection that is open. Returns an enum adopt_result. ADOPT_OK: *sk has to be given back. */
+static __always_inline int open_socket(struct __sk_buff *skb, const struct adopt_args *args, struct bpf_sock **sk,
+				       struct tcp_sock **tp)
 {
 	int r = ADOPT_CLOSING;
 
-	*sk = socket_at(skb, t, !tuple_is_v4(t));
+	*sk = socket_at(skb, &args->leg, !tuple_is_v4(&args->leg));
 	if (!*sk)
 		return ADOPT_GONE;
-	*tp = (*sk)->state == BPF_TCP_ESTABLISHED ? bpf_skc_to_tcp_sock(*sk) : NULL;
+	*tp = is_open((*sk)->state, args->shut) ? bpf_skc_to_tcp_sock(*sk) : NULL;
 	if (*tp)
 		r = BPF_CORE_READ_BITFIELD(*tp, ecn_flags) & ECN_ACC ? ADOPT_OPTIONS : ADOPT_OK;
 	if (r)
@@ -81,7 +90,7 @@ static __noinline int attend(struct __sk_buff *skb, struct adopt_args *args)
 
 	if (bpf_map_lookup_elem(&legs, &args->leg) || find_path(&args->leg))
 		return ADOPT_KNOWN;
-	r = open_socket(skb, &args->leg, &sk, &tp);
+	r = open_socket(skb, args, &sk, &tp);
 	if (r)
 		return r;
 	describe_socket(&first, tp);
@@ -110,19 +119,29 @@ static __noinline int attend(struct __sk_buff *skb, struct adopt_args *args)
 
 /* What a socket has received and read. */
 struct received {
-	__u32 next, last, copied; /* next: it expects; last: the end of what it has, which may be behind a gap; copied: to be read */
-	int busy;
+	/* next: it expects; last: the end of what it has, which may be behind a gap; copied: of the data, read */
+	__u32 next, last, copied;
+	__u32 state;
+	int busy, fin; /* fin: the last is the host's FIN */
 	struct sk_buff *behind;
 };
 
 static __always_inline void read_received(struct received *v, const struct tcp_sock *tp)
 {
-	v->busy = *(volatile int *)&tp->inet_conn.icsk_inet.sk.sk_lock.owned;
+	const struct sock *sk = &tp->inet_conn.icsk_inet.sk;
+
+	v->busy = *(volatile int *)&sk->sk_lock.owned;
+	v->state = *(volatile __u8 *)&sk->__sk_common.skc_state;
+	v->fin = v->state == BPF_TCP_CLOSE_WAIT;
 	v->next = v->last = *(volatile __u32 *)&tp->rcv_nxt;
 	v->copied = *(volatile __u32 *)&tp->copied_seq;
+	if (v->fin && v->copied == v->next)
+		v->copied--; /* the FIN was read, too */
 	v->behind = *(struct rb_node *volatile *)&tp->out_of_order_queue.rb_node ? *(struct sk_buff *volatile *)&tp->ooo_last_skb : NULL;
-	if (v->behind)
+	if (v->behind) {
 		v->last = later(v->last, eight_at(v->behind->cb) >> 32);
+		v->fin = eight_at(v->behind->cb + 8) >> 32 & TH_FIN; /* tcp_flags of struct tcp_skb_cb; what is coalesced keeps it */
+	}
 }
 
 static __noinline int finish(struct __sk_buff *skb, struct adopt_args *args)
@@ -131,8 +150,9 @@ static __noinline int finish(struct __sk_buff *skb, struct adopt_args *args)
 	struct leg *l = bpf_map_lookup_elem(&legs, &args->leg), now = {};
 	struct bpf_sock *sk;
 	struct tcp_sock *tp;
-	__u32 written;
-	int r;
+	__u32 written, arrives;
+	__u64 now_ns = bpf_ktime_get_coarse_ns();
+	int r, unseen;
 
 	if (!l || generation(&args->leg) != args->generation)
 		return ADOPT_OTHER;
@@ -140,31 +160,44 @@ static __noinline int finish(struct __sk_buff *skb, struct adopt_args *args)
 		return ADOPT_KNOWN;
 	if (l->flags & LEG_FRAGMENTS)
 		return ADOPT_FRAGMENTS;
-	if (l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT))
+	if (l->flags & LEG_RESET)
 		return ADOPT_CLOSING;
-	if (l->seen <= args->since || !l->ifindex)
-		return ADOPT_SILENT;
-	r = open_socket(skb, &args->leg, &sk, &tp);
+	r = open_socket(skb, args, &sk, &tp);
 	if (r)
 		return r;
 	read_received(&one, tp);
 	describe_socket(&now, tp);
 	written = tp->write_seq;
 	read_received(&two, tp);
+	arrives = tp->inet_conn.icsk_inet.sk.sk_rx_dst_ifindex;
 	bpf_sk_release(sk);
+	/* Do both directions pass our programs, as packets of this connection? What was sent has to have been seen. What comes has, or
+	 * it comes through the same device. */
+	unseen = l->seen <= args->since;
+	if (!l->ifindex || (unseen && arrives != l->ifindex))
+		return ADOPT_SILENT;
 	/* The socket may be receiving on another processor, and what was behind a gap may be freed: then the numbers are not of one
 	 * moment, or not below what the host may send. */
 	if (one.busy || two.busy || one.next != two.next || one.behind != two.behind || one.last != two.last ||
-	    one.copied != two.copied || after(one.last, later(l->edge_out, now.edge_out)))
+	    one.copied != two.copied || one.state != two.state || after(one.last, later(l->edge_out, now.edge_out)))
 		return ADOPT_BUSY;
 	bpf_spin_lock(&l->lock);
 	catch_up_with(l, &now);
 	advance_in(l, one.last);
-	l->in64 = l->max_in - one.copied;
-	l->iss = written - 1;
+	l->in64 = args->consumed + (l->max_in - one.copied);
+	l->iss = written - 1 - (__u32)args->produced;
+	if (one.fin && l->max_in == one.last)
+		l->flags |= LEG_FIN_IN;
+	if (one.state == BPF_TCP_FIN_WAIT2)
+		l->flags |= LEG_FIN_OUT | LEG_FIN_ACKED;
+	else if (one.state == BPF_TCP_FIN_WAIT1 && l->max_out == written)
+		l->flags |= LEG_FIN_OUT; /* otherwise it has not been sent */
+	if (unseen) {
+		l->seen = now_ns - args->silent * NS_PER_MS;
+		compare_clocks(l, l->tsval_in, l->seen);
+	}
 	/* The host's clock was compared with a TSval of unknown age: heard() takes a host that was silent for one with a fast clock. */
 	l->flags = (l->flags & ~LEG_FAST_CLOCK) | LEG_TRACKED;
-	args->unread = l->in64;
 	bpf_spin_unlock(&l->lock);
 	return ADOPT_OK;
 }

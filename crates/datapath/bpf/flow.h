@@ -487,10 +487,10 @@ enum adopt_result {
 	ADOPT_OK = 0,
 	ADOPT_GONE = 1,    /* there is no such socket */
 	ADOPT_BUSY = 2,    /* a process works on it, or a segment has just arrived: try again */
-	ADOPT_CLOSING = 3, /* it is being opened or closed, or was reset */
+	ADOPT_CLOSING = 3, /* it is being opened, or closed both ways or by others, or was reset */
 	ADOPT_FULL = 4,    /* no room for a record */
 	ADOPT_KNOWN = 5,   /* the connection has a record already */
-	ADOPT_SILENT = 6,  /* ADOPT_FINISH: nothing has come from the host, or gone to it, since ADOPT_ATTEND */
+	ADOPT_SILENT = 6,  /* ADOPT_FINISH: since ADOPT_ATTEND, no program has seen what goes to the host, or what comes from there */
 	ADOPT_FRAGMENTS = 7, /* ADOPT_FINISH: fragments were seen */
 	ADOPT_OPTIONS = 8, /* it counts congestion marks as AccECN does, which the other host's segments would not (ecn.h) */
 	ADOPT_OTHER = 9,   /* ADOPT_FINISH: the record belongs to another connection by now */
@@ -502,9 +502,13 @@ struct adopt_args {
 	enum adopt_op op;
 	enum adopt_result result;
 	__u32 generation; /* of the leg's entry; ADOPT_ATTEND: out, ADOPT_FINISH: in */
-	__u32 unread;     /* ADOPT_FINISH: out: bytes from the host that were not read, a FIN included */
-	__u32 fill;
+	__u32 shut;       /* whether the caller has sent its FIN */
 	__u64 since;      /* when ADOPT_ATTEND was called, ns, CLOCK_MONOTONIC, coarse; ADOPT_ATTEND: out, ADOPT_FINISH: in */
+	/* ADOPT_FINISH: bytes that the caller has read and written: the socket's positions in the streams. Its own FIN counts as one,
+	 * the host's does not: the kernel may have passed that with the last bytes, and not told. */
+	__u64 consumed, produced;
+	__u32 silent; /* ADOPT_FINISH: ms since the host was heard, at least */
+	__u32 fill;
 };
 
 /* The headers of a segment of a handshake between hosts, which user space passes on. */

@@ -31,8 +31,14 @@ typedef struct {
 	int owned; /* a process works on the socket: segments that arrive meanwhile wait */
 } __attribute__((preserve_access_index)) socket_lock_t;
 
+struct sock_common {
+	__u8 skc_state; /* BPF_TCP_ESTABLISHED, for example */
+} __attribute__((preserve_access_index));
+
 struct sock {
+	struct sock_common __sk_common;
 	socket_lock_t sk_lock;
+	int sk_rx_dst_ifindex; /* the device on which its segments arrive */
 } __attribute__((preserve_access_index));
 
 struct inet_sock {

@@ -1,7 +1,8 @@
 //! The handle of a data path, with access to its tables. Other files implement what needs more than that.
 
 use crate::{
-    Connection, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
+    Agreed, Connection, ExpectError, ExpectedLeg, LegFlags, LegView, Pair, PathFlags, PathView, SwitchError, Tuple,
+    abi,
     attaching::attachment::{Attachment, Mended},
     error::OpenError,
     hops::vias::NextHops,
@@ -84,6 +85,15 @@ impl Datapath {
     /// ([`TransparentRoutes`](crate::TransparentRoutes)).
     pub fn expect_from_elsewhere(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<ExpectedLeg, ExpectError> {
         self.expect_with(leg, client, LegFlags::TRANSPARENT)
+    }
+
+    /// Like [`Datapath::expect`], on behalf of a client that the data path does not know. `agreed`: what its socket says
+    /// ([`agreed`](crate::agreed)).
+    pub fn expect_for(&self, leg: &Tuple, agreed: Agreed, from_elsewhere: bool) -> Result<ExpectedLeg, ExpectError> {
+        let flag = |wanted, flag| if wanted { flag } else { 0 };
+        let flags = flag(agreed.timestamps, LegFlags::TS) | flag(agreed.sack, LegFlags::SACK);
+        let flags = flags | flag(from_elsewhere, LegFlags::TRANSPARENT);
+        self.maps.expect(leg, None, flags).map(|expected| ExpectedLeg { mss: Some(agreed.mss), ..expected })
     }
 
     fn expect_with(&self, leg: &Tuple, client: Option<&Tuple>, flags: u32) -> Result<ExpectedLeg, ExpectError> {

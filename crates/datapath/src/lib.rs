@@ -13,6 +13,7 @@ mod checksum;
 mod clock;
 mod datapath;
 mod error;
+mod grace;
 mod handshakes;
 mod hops;
 mod memory;
@@ -82,6 +83,7 @@ pub use attaching::pins::{default_pin, other_datapath, remove_dead};
 pub use clock::monotonic;
 pub use datapath::Datapath;
 pub use error::{OpenError, VerifierLog};
+pub use grace::await_packets;
 pub use handshakes::handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets, without_record};
 pub use handshakes::hold::{HeldSegment, Reinjector};
 pub use handshakes::transparent::{TransparentRoutes, is_local};
@@ -99,10 +101,10 @@ pub use side::{Pair, Side};
 pub use sockets::diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
 pub use sockets::name::name_of;
 pub use sockets::socket::{
-    PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, clamp_window, closes_mutely, has_connection,
-    has_ulp, is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent, low_water,
-    make_room, narrow_window, path_facts, receive, received, register, sender_facts, set_hops, set_transparent, unread,
-    widen_window,
+    Agreed, PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, agreed, clamp_window, closes_mutely,
+    has_connection, has_ulp, is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent,
+    low_water, make_room, narrow_window, path_facts, receive, received, register, sender_facts, set_hops,
+    set_transparent, silent_for, unread, widen_window,
 };
 pub use switching::adoption::{AdoptError, Attended};
 pub use switching::install::{IdleLeg, NextHop};
@@ -111,7 +113,7 @@ pub use switching::switch::{
     Commit, CommitOptions, Connection, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers,
 };
 pub use tables::idle::{IdleEntry, IdleWalk};
-pub use tables::maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple, await_programs};
+pub use tables::maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
 pub use tables::pages::{MapSize, map_size};
 pub use tables::pinned::{Holdings, records};
 pub use test_run::TestContext;

@@ -163,7 +163,9 @@ pub enum Event {
     LookedBehind(bool),
     /// Answer to [`Action::Freeze`].
     Frozen(Result<Box<Frozen>, SwitchError>),
-    /// Another answer to [`Action::Freeze`].
+    /// Answer to [`Action::Adopt`].
+    Adopted,
+    /// Another answer to [`Action::Adopt`] and [`Action::Freeze`].
     Refused {
         /// The reason.
         why: Refusal,
@@ -205,6 +207,8 @@ pub enum Action {
     Measure,
     /// Hold these senders back, since their queues are too long for a freeze. If none: no longer hold any back.
     HoldBack(Pair<Option<Held>>),
+    /// Have the data path adopt the legs that it does not know yet, while bytes are copied on.
+    Adopt,
     /// Read once more, beyond the bytes that were enough for a splice.
     LookBehind,
     /// Freeze both directions. With `fit`, fail if a host may send more than the other has room for.
@@ -269,6 +273,17 @@ impl Context<'_> {
     }
 }
 
+/// Whether the data path has records of the legs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+enum Records {
+    /// They are made when a splice is due.
+    Lacking,
+    /// They are being made.
+    Asked,
+    There,
+}
+
 /// The state machine of one flow.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -282,6 +297,7 @@ pub struct Core {
     failed: Option<Side>,
     /// Why the flow can never be spliced.
     obstacle: Option<Refusal>,
+    records: Records,
     /// How much data from each host a splice may forward.
     limits: Pair<Limit>,
     /// Set if the flow relays one message instead of two streams.
@@ -303,11 +319,18 @@ impl Core {
             fin_past: false,
             failed: None,
             obstacle,
+            records: Records::There,
             limits: Pair::both(Limit::None),
             message,
             control: Some(control),
             forwarded: Forwarded::default(),
         }
+    }
+
+    /// Has the legs adopted before the first splice ([`Action::Adopt`]).
+    #[must_use]
+    pub fn without_records(self) -> Core {
+        Core { records: Records::Lacking, ..self }
     }
 
     /// Processes an event and returns the next action.

@@ -19,6 +19,7 @@ use crate::{
         ports::Ports,
         recovered::Recovered,
     },
+    grace::Grace,
     leg::Leg,
     lingering::Lingering,
     refusal::Refusal,
@@ -63,6 +64,7 @@ pub(crate) struct Engine {
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     pub lingering: Lingering,
+    pub grace: Arc<Grace>,
     pub descriptors: Descriptors,
     /// Number of records removed because no socket claimed them.
     swept: AtomicU64,
@@ -90,6 +92,7 @@ impl Engine {
             routes: Mutex::default(),
             hasher: RandomState::new(),
             lingering,
+            grace: Arc::default(),
             descriptors: Descriptors::default(),
             swept: AtomicU64::new(0),
             keeper,
@@ -207,6 +210,14 @@ impl Engine {
             FlowOwner::Gone => return false,
         }
         true
+    }
+
+    /// Has the data path adopt the legs of a flow that is copied, without a splice.
+    pub fn adopt(&self, id: u64) {
+        let flow = self.flow(id);
+        if let Some(FlowOwner::Task { orders, .. }) = flow.as_ref().map(|flow| flow.owner()).as_deref() {
+            let _ = orders.send(Order::Adopt); // it may end at this moment
+        }
     }
 
     /// Taps a flow that is copied. Returns false if it is not, or is gone.

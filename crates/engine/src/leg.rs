@@ -98,14 +98,30 @@ impl Leg {
         }
     }
 
-    /// Wraps a socket with TCP_NODELAY that the caller has made. `connection`: as the data path knows it now, or why not.
-    pub(crate) fn adopted(socket: Live, leg: &Tuple, connection: Result<Connection, Refusal>) -> Leg {
-        let mut known = match connection {
-            Ok(connection) => Known::of(connection),
-            Err(why) => Known::new(leg.remote, leg.local, Some(why)),
-        };
-        known.adopted = true;
+    /// Wraps a socket with TCP_NODELAY that the caller has made, and that the data path does not know.
+    pub(crate) fn of_other_code(socket: Live, leg: &Tuple, refusal: Option<Refusal>) -> Leg {
+        let known = Known { adopted: true, lacks_record: true, ..Known::new(leg.remote, leg.local, refusal) };
         Leg::with(Socket::Live(socket), known)
+    }
+
+    /// Has the leg adopted before it is spliced.
+    pub(crate) fn without_record(self) -> Leg {
+        Leg { known: Known { lacks_record: true, ..self.known }, ..self }
+    }
+
+    /// Returns whether the data path does not know the connection, and could adopt it.
+    pub(crate) fn lacks_record(&self) -> bool {
+        self.known.lacks_record && !self.is_only_copied()
+    }
+
+    /// Notes that the data path has adopted the connection.
+    pub(crate) fn has_record(&mut self, connection: Connection) {
+        (self.known.lacks_record, self.known.generation) = (false, connection.generation.into());
+    }
+
+    /// Returns whether the data path may have a record of the connection.
+    pub(crate) fn is_tracked(&self) -> bool {
+        !self.known.lacks_record && !self.is_only_copied()
     }
 
     pub(crate) fn is_adopted(&self) -> bool {
@@ -133,6 +149,9 @@ impl Leg {
     /// afterwards another one may have its addresses.
     pub(crate) fn connection(&self, d: Option<&Datapath>) -> Connection {
         let leg = self.tuple();
+        if self.known.lacks_record {
+            return Connection { leg, generation: Connection::NONE };
+        }
         let generation = *self.known.generation.get_or_init(|| {
             let known = d.filter(|_| !self.is_only_copied()).and_then(|d| d.generation(&leg));
             // it is asked in this order, so that what was known is of this connection
@@ -306,7 +325,7 @@ impl Leg {
         self.descriptor().is_some_and(closes_mutely)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.socket.descriptor()
     }
 

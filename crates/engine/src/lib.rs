@@ -3,8 +3,9 @@
 //! # Order of calls
 //! 1. Call [`Splicer::open`] once per process, or [`Splicer::copying`] if the kernel path is not available.
 //! 2. Accept clients with [`Splicer::listen`] and connect to servers with [`Splicer::connect`].
-//!    Both track a connection from its SYN on, which makes a splice possible at any later time. Sockets that you have already are
-//!    adopted ([`Splicer::adopt`]).
+//!    Both track a connection from its SYN on. If most connections are too short for a splice, use
+//!    [`Splicer::listen_adopting`]: connections are then tracked when a splice is due. Sockets that you have already are
+//!    adopted, too ([`Splicer::adopt`]).
 //! 3. Read and write both [`Leg`]s as ordinary asynchronous streams (control mode). To receive
 //!    a copy of everything that passes through a leg, spliced or not, give it a [`Tap`] first.
 //! 4. Hand both legs over with [`Splicer::relay`]. It copies, splices when [`Policy`] says so, and
@@ -41,10 +42,12 @@
 //!   the kernel, where they go on. The next [`Splicer::open`] in the network namespace takes them over; its `close`, or
 //!   `longsplice stop --flush`, ends and removes them.
 
+mod adopting;
 mod copying;
 pub mod core;
 mod engine;
 mod finding;
+mod grace;
 mod keeping;
 mod leg;
 mod lingering;

@@ -60,7 +60,7 @@ refusals! {
     Loopback = "loopback",
     /// A leg runs over a device to which the data path is not attached.
     Unattached = "unattached",
-    /// A leg was not tracked from its SYN on, and could not be adopted: its host was silent, for example.
+    /// No segment of a leg was seen, or it was not tracked from its SYN on and was not adopted.
     Untracked = "untracked",
     /// NAT of this machine changes the addresses or ports of a leg: its packets on the device are not those of its socket.
     Nat = "nat",

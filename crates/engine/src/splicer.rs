@@ -257,7 +257,7 @@ impl Splicer {
             id: engine.next_id(),
             info,
             legs: legs.each_ref().map(Leg::tuple),
-            generations: legs.each_ref().map(|leg| leg.connection(engine.datapath()).generation),
+            generations: legs.each_ref().map(|leg| leg.connection(engine.datapath()).generation.into()),
             replaced: Mutex::default(),
             announced: legs.client.announced(),
             began: Instant::now(),
@@ -348,7 +348,7 @@ impl Splicer {
         if leg.is_gone() {
             return;
         }
-        let (shimmed, known) = (leg.at.shimmed, !leg.is_only_copied());
+        let (shimmed, known) = (leg.at.shimmed, leg.is_tracked());
         let connection = leg.connection(self.datapath());
         drop(leg);
         let Some(d) = self.datapath().filter(|_| known) else { return };

@@ -96,7 +96,7 @@ fn word(of: &Value, key: &str) -> u32 {
 }
 
 fn has(flags: &Value, flag: &str) -> bool {
-    flags.as_array().unwrap().contains(&flag.into())
+    flags.as_array().is_some_and(|flags| flags.contains(&flag.into()))
 }
 
 /// Returns a value that must be the same on both legs.
@@ -129,11 +129,15 @@ fn copied_and_spliced_flows_are_shown_with_their_numbers() {
         let mut connection = scene.connect(family, PARKED);
         round_trip(&mut connection, &[7; 5000]);
         let id = scene.wait_state(connection.local_addr().unwrap(), "copying");
-        let flow = scene.at_rest(&id, "record/unacked_out");
+        let flow = scene.at_rest(&id, "socket/unacked");
         assert_eq!(
             (&flow["state"], &flow["protocol"], &flow["splices"]),
             (&"copying".into(), &"plug".into(), &0.into())
         );
+        assert_eq!((both(&flow, "record"), both(&flow, "path")), (Value::Null, Value::Null), "no splice was due");
+        drop(Tracer::of(&scene, &id, &[])); // the data path has to know it for that
+        let flow = scene.at_rest(&id, "record/unacked_out");
+        assert_eq!((&flow["state"], &flow["splices"]), (&"copying".into(), &0.into()));
         assert_eq!((both(&flow, "phase_in"), both(&flow, "phase_out")), ("local".into(), "local".into()));
         let devices = [scene.lab.client_device(), scene.lab.server_device()];
         for (key, device) in ["client_leg", "server_leg"].into_iter().zip(devices) {

@@ -368,6 +368,15 @@ impl ListenerConfig {
         }
     }
 
+    /// Returns whether the data path makes records only for those connections that are spliced. Where a connection leads to others,
+    /// or its messages are spliced one by one, records from the handshake on are better.
+    pub(crate) fn adopts(&self) -> bool {
+        matches!(self.protocol, Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Login(_) | Protocol::Plug { .. })
+            && matches!(self.policy.when, SpliceWhen::AfterBytes(1..))
+            && !self.is_between_hosts()
+            && !self.shows_clients
+    }
+
     /// Returns whether clients and servers shake hands with each other. That needs raw sockets.
     pub fn is_between_hosts(&self) -> bool {
         self.protocol == Protocol::Transparent || self.end_to_end().is_some()

@@ -428,9 +428,13 @@ impl Source {
         let splicer = splicer.clone();
         let shows_clients = listener.shows_clients;
         let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none() && !shows_clients;
+        let adopts = listener.adopts();
         let listen = async move {
-            let mut listening =
-                if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;
+            let mut listening = match () {
+                () if copied => splicer.listen_to_copy(socket).await,
+                () if adopts => splicer.listen_adopting(socket).await,
+                () => splicer.listen_on(socket).await,
+            }?;
             let addr = listening.local_addr()?;
             if shows_clients {
                 listening.show_clients()?;

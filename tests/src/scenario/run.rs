@@ -4,7 +4,7 @@ use super::{Ended, Families, Host, Mode, SEED, Scenario};
 use crate::{Forwarder, at_once, by_hand, is_emulated, strict::Strict};
 use longsplice_engine::{Command, FlowState, Pair, Policy, Refusal, Side, SpliceWhen};
 use longsplice_lab::{
-    Impairment, InOrder, Lab, Namespace,
+    Family, Impairment, InOrder, Lab, Namespace,
     process::wait_for,
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_CLIENT, SERVER},
     traffic::{Report, StreamEnd, connect, converse, intact, listen, serve},
@@ -43,6 +43,9 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     // start this first: on an emulated processor, loading the programs takes longer than a server waits for clients
     let forwarder = match mode {
         Mode::Adopted => Forwarder::adopting(&lab, proxy, server, policy(s, mode), s.splice_after),
+        Mode::Switched if families.client() == Family::V6 => {
+            Forwarder::adopting_late(&lab, proxy, server, policy(s, mode))
+        }
         _ => Forwarder::start(&lab, proxy, server, policy(s, mode)),
     };
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), count, answer.clone()));

@@ -378,7 +378,9 @@ impl Relay {
                     self.end(awake, how, forwarded, before);
                     None
                 }
-                Action::LookBehind | Action::Release | Action::Recreate { .. } => unreachable!("{action:?}"),
+                Action::Adopt | Action::LookBehind | Action::Release | Action::Recreate { .. } => {
+                    unreachable!("{action:?}")
+                }
             };
         }
     }

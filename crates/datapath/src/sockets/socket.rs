@@ -350,6 +350,45 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     })
 }
 
+/// What the hosts of a connection have negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Timestamps (RFC 7323).
+    pub timestamps: bool,
+    /// Selective acknowledgements (RFC 2018).
+    pub sack: bool,
+    /// The MSS in bytes that the host has announced, or less if the path is narrower.
+    pub mss: u16,
+}
+
+impl Agreed {
+    /// Returns whether nothing has to be left out of what Linux offers another host, if both are to be spliced.
+    pub fn is_all(&self) -> bool {
+        self.timestamps && self.sack
+    }
+}
+
+/// Returns what was negotiated (TCP_INFO).
+pub fn agreed(fd: impl AsFd) -> io::Result<Agreed> {
+    const TIMESTAMPS: u8 = 1; // TCPI_OPT_TIMESTAMPS
+    const SACK: u8 = 2; // TCPI_OPT_SACK
+    const TIMESTAMP_BYTES: u32 = 12; // of the option, in each segment: TCPOLEN_TSTAMP_ALIGNED
+    const SND_MSS: usize = 4; // without the bytes of options
+    let info: [u32; SND_MSS + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let options = info[1].to_ne_bytes()[1];
+    let timestamps = options & TIMESTAMPS != 0;
+    let mss = info[SND_MSS] + if timestamps { TIMESTAMP_BYTES } else { 0 };
+    Ok(Agreed { timestamps, sack: options & SACK != 0, mss: mss.try_into().unwrap_or(u16::MAX) })
+}
+
+/// Returns the time since a segment of the host was processed (TCP_INFO).
+pub fn silent_for(fd: impl AsFd) -> io::Result<Duration> {
+    const LAST_DATA_RECV: usize = 13; // milliseconds
+    const LAST_ACK_RECV: usize = 14;
+    let info: [u32; LAST_ACK_RECV + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(Duration::from_millis(info[LAST_DATA_RECV].min(info[LAST_ACK_RECV]).into()))
+}
+
 /// Returns whether a connected socket still has its connection: until then, no other connection has its addresses.
 pub fn has_connection(fd: impl AsFd) -> bool {
     const CLOSED: u8 = 7;

@@ -6,7 +6,7 @@ use crate::{
     tables::maps::{bytes_of, from_bytes},
     test_run,
 };
-use std::{io, os::fd::AsFd};
+use std::{io, os::fd::AsFd, time::Duration};
 
 /// A connection with a record that is not complete yet.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,8 @@ pub enum AdoptError {
     /// Try again.
     #[error("a process works on the socket, or a segment has just arrived")]
     Busy,
-    /// The connection is being opened or closed, at least in one direction, or was reset.
-    #[error("the connection is not open in both directions")]
+    /// The connection is being opened, was reset, or is closed: by both, or by a FIN that the caller does not know of.
+    #[error("the connection is not open")]
     Closing,
     /// A table is full.
     #[error("there is no room for another record")]
@@ -35,8 +35,9 @@ pub enum AdoptError {
     /// The connection has a record already.
     #[error("the connection has a record already")]
     Known,
-    /// No segment of the connection has passed in each direction since it was attended. Try again.
-    #[error("no segment has passed in each direction yet")]
+    /// Since the connection was attended, our programs have not seen what is sent to the host, or what it sends: no segment has
+    /// passed, or it has other addresses there. Try again.
+    #[error("no segment of the connection was seen")]
     Silent,
     /// Its segments come in fragments.
     #[error("the connection has received or sent fragments")]
@@ -57,23 +58,37 @@ const EXPERIMENTAL: [u8; 2] = [0x88, 0xb5];
 const ETHERNET: usize = 14;
 
 impl Datapath {
-    /// Begins to watch the connection of a socket, which need not be idle. After [`await_programs`](crate::await_programs), call
-    /// [`Datapath::adopt`]. Until then, [`Datapath::forget`] undoes it. Call it in the network namespace of the data path.
-    pub fn attend(&self, leg: &Tuple) -> Result<Attended, AdoptError> {
-        let args = self.run_adopt(adopt_op::ADOPT_ATTEND, leg, 0, 0)?;
+    /// Begins to watch the connection of a socket, which need not be idle. `shut`: the caller has sent its FIN. After
+    /// [`await_packets`](crate::await_packets), call [`Datapath::adopt`]. Until then, [`Datapath::forget`] undoes it. Call it in
+    /// the network namespace of the data path.
+    pub fn attend(&self, leg: &Tuple, shut: bool) -> Result<Attended, AdoptError> {
+        let args = abi::adopt_args { op: adopt_op::ADOPT_ATTEND, leg: leg.to_abi(), ..Default::default() };
+        let args = self.run_adopt(abi::adopt_args { shut: shut.into(), ..args })?;
         Ok(Attended { connection: Connection { leg: *leg, generation: args.generation }, since: args.since })
     }
 
-    /// Completes the record: from then on, the connection is like one that was known from its SYN on, and its first byte is the next
-    /// one that is read from the socket, or written to it. Nobody may read or write it during the call. Fails with
-    /// [`AdoptError::Silent`] until a segment of each host has passed since the connection was attended.
-    pub fn adopt(&self, attended: &Attended) -> Result<(), AdoptError> {
-        let Connection { leg, generation } = &attended.connection;
-        self.run_adopt(adopt_op::ADOPT_FINISH, leg, *generation, attended.since).map(drop)
+    /// Completes the record: from then on, the connection is like one that was known from its SYN on. `read`, `written`: the
+    /// socket's positions in the streams, in bytes. Our FIN counts as one, the host's does not. `silent`: time since its host was
+    /// heard, at least. Nobody may
+    /// read or write it during the call. Fails with [`AdoptError::Silent`] until a segment to the host has passed since the
+    /// connection was attended, and one from the host unless its segments come in where ours leave.
+    pub fn adopt(
+        &self,
+        attended: &Attended,
+        shut: bool,
+        read: u64,
+        written: u64,
+        silent: Duration,
+    ) -> Result<(), AdoptError> {
+        let Connection { leg, generation } = attended.connection;
+        let (op, since) = (adopt_op::ADOPT_FINISH, attended.since);
+        let args = abi::adopt_args { op, leg: leg.to_abi(), generation, since, ..Default::default() };
+        let silent = silent.as_millis().try_into().unwrap_or(u32::MAX);
+        let args = abi::adopt_args { shut: shut.into(), consumed: read, produced: written, silent, ..args };
+        self.run_adopt(args).map(drop)
     }
 
-    fn run_adopt(&self, op: adopt_op, leg: &Tuple, generation: u32, since: u64) -> Result<abi::adopt_args, AdoptError> {
-        let args = abi::adopt_args { op, leg: leg.to_abi(), generation, since, ..Default::default() };
+    fn run_adopt(&self, args: abi::adopt_args) -> Result<abi::adopt_args, AdoptError> {
         let packet = [&[0; ETHERNET - EXPERIMENTAL.len()], &EXPERIMENTAL[..], bytes_of(&args)].concat();
         let mut out = Vec::new();
         let ran = test_run::run(self.adopt.as_fd(), &packet, &test_run::TestContext::default(), &mut out);

@@ -132,7 +132,7 @@ static RUNS: RwLock<()> = RwLock::new(());
 
 /// Waits until all programs have ended that are running now, of this process or on a packet, which has reached its socket then.
 /// After that, nobody has an entry that was removed before. It takes some ten milliseconds.
-pub fn await_programs() -> io::Result<()> {
+pub(crate) fn await_programs() -> io::Result<()> {
     drop(RUNS.write().expect("no panic under this lock"));
     // Waits for another RCU grace period (kernel/sched/membarrier.c). Programs on packets are RCU readers, and do not outlive it.
     // SAFETY: without flags the call takes no pointers, and changes nothing.

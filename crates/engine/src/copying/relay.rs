@@ -7,6 +7,7 @@ mod switching;
 mod tapped;
 
 use crate::{
+    adopting::Adopting,
     copying::pump::Pump,
     core::{Action, Core, Event, State},
     engine::{
@@ -37,6 +38,8 @@ pub(crate) struct Relay {
     pump: Pump,
     core: Core,
     purpose: Purpose,
+    /// Set while the data path adopts the legs.
+    adopting: Option<Adopting>,
     /// Set while the flow drains under the hold policy.
     holding: Option<Holding>,
     /// What the freeze, the last look of a drain, or the commit found. Its next hops are good for the commit: whatever changes
@@ -74,13 +77,15 @@ impl Relay {
         let obstacle = engine.obstacle(&legs.client, &legs.server);
         let in_hand = left.by_sender();
         let lengths = in_hand.each_ref().map(|bytes| bytes.len() as u64);
+        let core = Core::new(message, obstacle, lengths);
         Relay {
             engine: engine.clone(),
             listed,
+            core: if legs.iter().any(Leg::lacks_record) { core.without_records() } else { core },
             legs,
             pump: Pump::new(in_hand),
-            core: Core::new(message, obstacle, lengths),
             purpose,
+            adopting: None,
             holding: None,
             seen: None,
             released: None,
@@ -99,6 +104,7 @@ impl Relay {
             pump: Pump::new(Pair::default()),
             core,
             purpose,
+            adopting: None,
             holding: None,
             seen: None,
             released: sockets.released().copied(),
@@ -122,6 +128,7 @@ impl Relay {
                     engine.tell_some_time(KeeperMessage::Command(flow.id, command));
                     soon = true;
                 }
+                Order::Adopt => {} // it is
                 #[cfg(feature = "taps")]
                 Order::Tap(..) => {}
             }
@@ -160,7 +167,7 @@ impl Relay {
             let event = match action {
                 Action::Keep => return self.keep(ears),
                 Action::End { how, forwarded } => return self.finish(how, forwarded, None),
-                Action::Wait => Some(self.wait(&mut ears).await),
+                Action::Wait => self.wait(&mut ears).await,
                 Action::LookBehind => Some(self.look_behind().await),
                 action => self.perform(action),
             };
@@ -178,14 +185,14 @@ impl Relay {
         }
     }
 
-    /// Copies until an event occurs.
-    async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
+    /// Copies until an event occurs. `None`: the core need not know of it.
+    async fn wait(&mut self, ears: &mut TaskInbox) -> Option<Event> {
         self.legs.client.opened.first = None; // it was not spliced at once: what has come is copied
         let state = self.core.state();
         // only now: a socket that was accepted and is spliced at once is never registered
         for side in Side::BOTH.into_iter().filter(|_| state == State::Copying) {
             if self.legs[side].attend().is_err() {
-                return Event::Failed(side);
+                return Some(Event::Failed(side));
             }
         }
         let (copies, listens) = (self.core.copies(), Pair::from_fn(|side| self.core.listens_to(side)));
@@ -193,15 +200,18 @@ impl Relay {
         let mut fails = pin!(self.receiver_fails());
         let rest = self.core.timer().map(|at| at.saturating_sub(monotonic()));
         if rest == Some(Duration::ZERO) {
-            return Event::Timer; // it comes last below
+            return Some(Event::Timer); // it comes last below
         }
-        let Relay { pump, core, legs, .. } = self;
+        let Relay { pump, core, legs, adopting, .. } = self;
         let TaskInbox { orders, events, stop } = ears;
-        tokio::select! {
+        let event = tokio::select! {
             biased; // most waits end without setting the timer
+            () = async { adopting.as_mut().expect("checked").ready().await }, if adopting.is_some() => return self.adopted(),
             s = stopped(stop), if core.heeds_stop(monotonic()) => Event::Stop { leave: s == Stop::Leave },
             c = order(orders), if core.takes_commands() => match c {
                 Order::Command(command) => Event::Command(command),
+                Order::Adopt if state == State::Copying => return self.adopt(),
+                Order::Adopt => return None,
                 #[cfg(feature = "taps")]
                 Order::Tap(make, begun) => {
                     if state == State::Copying {
@@ -234,7 +244,8 @@ impl Relay {
             }) => event,
             () = events.notified(), if state != State::Copying => Event::Told,
             () = tokio::time::sleep(rest.unwrap_or_default()), if rest.is_some() => Event::Timer,
-        }
+        };
+        Some(event)
     }
 
     /// Waits until the connection of a message's receiver has failed.
@@ -324,7 +335,7 @@ impl Relay {
         let flow = listed.flow.clone();
         let end = |legs: Pair<Leg>| {
             let shimmed = legs.iter().any(|leg| leg.at.shimmed);
-            let known = !legs.iter().all(Leg::is_only_copied);
+            let known = legs.iter().any(Leg::is_tracked);
             drop(legs); // the last segments of the sockets need the entries
             let connections = flow.connections();
             // after the sockets, to which their hosts would be left, and before the records with the numbers go

@@ -1,7 +1,7 @@
 //! Control mode: the decision to splice a copied flow, and its drain.
 
 use super::{
-    Action, Context, Core, Event, State, Stream, Time,
+    Action, Context, Core, Event, Records, State, Stream, Time,
     distance::{Distance, Judgement, SHORT},
     forwarded::Forwarded,
     queue::Queue,
@@ -223,6 +223,7 @@ impl Core {
         match self.state {
             // the bounds limit what is read
             State::Draining => u64::MAX,
+            _ if self.records == Records::Asked => u64::MAX,
             // copying pauses where the windows are to be compared again
             _ if control.is_due() => control.again.map_or(u64::MAX, |again| again.copied),
             _ => control.enough,
@@ -261,6 +262,10 @@ impl Core {
             }
             Event::Frozen(Ok(frozen)) => self.frozen(cx, &frozen),
             Event::Frozen(Err(error)) => self.unfrozen(cx, error),
+            Event::Adopted => {
+                self.records = Records::There;
+                self.proceed(cx)
+            }
             Event::Refused { why, for_good } => {
                 cx.refuse(why);
                 self.copy(cx, for_good.then_some(why))
@@ -362,7 +367,7 @@ impl Core {
     fn proceed(&self, cx: &Context<'_>) -> Action {
         let control = self.control();
         let waits = control.again.is_some_and(|again| again.time > cx.now && again.copied > control.copied());
-        let is_now = control.is_due() && !waits;
+        let is_now = control.is_due() && !waits && self.records != Records::Asked;
         if is_now { Action::Measure } else { Action::Wait }
     }
 
@@ -443,6 +448,10 @@ impl Core {
 
     /// Freezes, once no sender would wait too long for an acknowledgement. Until then, holds senders back.
     fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>, finding: PathFinding) -> Action {
+        if self.records == Records::Lacking {
+            self.records = Records::Asked;
+            return Action::Adopt;
+        }
         let control = self.control.as_mut().expect("not forwarded");
         let streams = control.streams.each_ref();
         let queues = Pair::from_fn(|from| {
@@ -617,6 +626,7 @@ impl Core {
             | Event::Measured(_)
             | Event::LookedBehind(_)
             | Event::Frozen(_)
+            | Event::Adopted
             | Event::Refused { .. }
             | Event::Unspliced { .. }
             | Event::Released(_)

@@ -206,6 +206,7 @@ impl Core {
             | Event::Measured(_)
             | Event::LookedBehind(_)
             | Event::Frozen(_)
+            | Event::Adopted
             | Event::Refused { .. }
             | Event::Looked(_)
             | Event::Committed(_)

@@ -21,7 +21,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -63,7 +63,7 @@ pub(crate) struct Flow {
     pub info: FlowInfo,
     pub legs: Pair<Tuple>,
     /// Tell the legs' connections from others with the same addresses.
-    pub generations: Pair<u32>,
+    pub generations: Pair<AtomicU32>,
     /// How the legs were when new connections replaced the flow's.
     pub replaced: Mutex<Pair<Option<Box<Replaced>>>>,
     /// Source and destination that a proxy in front announced for the client's leg.
@@ -90,6 +90,8 @@ pub(crate) enum FlowOwner {
 /// What a task is told.
 pub(crate) enum Order {
     Command(Command),
+    /// Have the data path adopt the legs that it does not know.
+    Adopt,
     /// Copy all bytes from now on to the tap that this makes, unless another one has them, and say so. If the flow is not copied any
     /// more, or ends, both are dropped.
     #[cfg(feature = "taps")]
@@ -158,8 +160,8 @@ impl Flow {
 
     /// Returns the legs' connections.
     pub fn connections(&self) -> Pair<Connection> {
-        let named = self.legs.zip(self.generations);
-        named.map(|(leg, generation)| Connection { leg, generation })
+        let named = self.legs.zip(self.generations.each_ref());
+        named.map(|(leg, generation)| Connection { leg, generation: generation.load(Ordering::Relaxed) })
     }
 
     /// Returns the path entries of the flow, if it has both. If new connections have replaced the flow's, as they were at the end.

@@ -15,6 +15,8 @@ pub(crate) struct Known {
     pub generation: OnceLock<u32>,
     /// Why the leg can never be spliced: the data path does not track it.
     pub refusal: OnceLock<Refusal>,
+    /// The data path does not know the connection until it adopts it.
+    pub lacks_record: bool,
     /// The engine has not made its socket, and the kernel may give its port to another one once it is closed.
     pub adopted: bool,
 }
@@ -22,7 +24,15 @@ pub(crate) struct Known {
 impl Known {
     pub fn new(remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Known {
         let refusal = refusal.map(OnceLock::from).unwrap_or_default();
-        Known { remote, local, announced: None, generation: OnceLock::new(), refusal, adopted: false }
+        Known {
+            remote,
+            local,
+            announced: None,
+            generation: OnceLock::new(),
+            refusal,
+            lacks_record: false,
+            adopted: false,
+        }
     }
 
     /// That of a connection which the data path has named.

@@ -7,7 +7,8 @@ use crate::{
     splicer::{Splicer, ticker},
 };
 use longsplice_datapath::{
-    Datapath, ExpectError, ExpectedLeg, Handshake, Tuple, acknowledge_with_data, headers, set_hops, set_transparent,
+    Agreed, Connection, Datapath, ExpectError, ExpectedLeg, Handshake, Tuple, acknowledge_with_data, agreed, headers,
+    set_hops, set_transparent,
 };
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -42,8 +43,23 @@ pub(crate) struct Behalf<'a> {
 }
 
 impl Behalf<'_> {
-    /// Prepares the record of the connection.
-    fn expect(&self, d: &Datapath, leg: &Tuple) -> Result<ExpectedLeg, ExpectError> {
+    /// Returns what the client's socket says that was negotiated, if the data path does not know it.
+    fn agreed(&self) -> Option<Agreed> {
+        self.client.filter(|client| client.lacks_record())?.descriptor().and_then(|socket| agreed(socket).ok())
+    }
+
+    /// Prepares the record of the connection. `agreed`: with the client, if the data path does not know it. A server that would not
+    /// be offered less anyway is not known either until it is adopted.
+    fn expect(&self, d: &Datapath, leg: &Tuple, agreed: Option<Agreed>) -> Result<ExpectedLeg, ExpectError> {
+        if let Some(agreed) = agreed {
+            return match self.shown {
+                None if agreed.is_all() && d.generation(leg).is_some() => Err(ExpectError::Taken),
+                None if agreed.is_all() => {
+                    Ok(ExpectedLeg { mss: Some(agreed.mss), generation: Connection::NONE, of_client: None })
+                }
+                shown => d.expect_for(leg, agreed, shown.is_some()),
+            };
+        }
         match (self.client, self.syn, self.shown) {
             (None, Some(syn), shown) => d.expect_for_syn(leg, syn, shown.is_some()),
             (client, _, None) => d.expect(leg, client.map(Leg::tuple).as_ref()),
@@ -121,6 +137,7 @@ impl Splicer {
             return self.connect_untracked(server, behalf.from, Some(Refusal::Loopback)).await;
         }
         let turn = ports.next_turn();
+        let agreed = behalf.agreed();
         for tries in 0..PORT_TRIES {
             let mut t = ports.candidate(turn, tries, server, usual.source);
             behalf.from.iter().chain(&behalf.shown).for_each(|from| t.local.set_ip(*from));
@@ -147,8 +164,8 @@ impl Splicer {
                 Err(e) => return Err(e),
             }
             s.set_out_of_band_inline(true)?;
-            let expected = match behalf.expect(d, &t) {
-                Err(ExpectError::Taken) => self.make_way(d, &t, behalf),
+            let expected = match behalf.expect(d, &t, agreed) {
+                Err(ExpectError::Taken) => self.make_way(d, &t, behalf, agreed),
                 expected => expected,
             };
             let (known, refusal) = match expected {
@@ -168,14 +185,16 @@ impl Splicer {
             }
             self.engine().lingering.begins_anew(&t);
             // If this is dropped without a connection, by an error or because the caller gave up, nothing is left behind.
-            let mut expected = Expected { datapath: d, leg: refusal.is_none().then_some(t) };
+            let has_record = known.is_some_and(|known| known.generation != Connection::NONE);
+            let mut expected = Expected { datapath: d, leg: has_record.then_some(t) };
             let socket = match Live::connect(s, server).await {
                 // a socket of ours has the address, or is in TIME-WAIT
                 Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
                 r => r?,
             };
             expected.leg = None;
-            return Ok(Leg::to_server(socket, server, t.local, refusal, known.map(|known| known.generation)));
+            let leg = Leg::to_server(socket, server, t.local, refusal, known.map(|known| known.generation));
+            return Ok(if has_record { leg } else { leg.without_record() });
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
@@ -202,10 +221,16 @@ impl Splicer {
     }
 
     /// Removes the entries of the connection that has used the port, if it is over.
-    fn make_way(&self, d: &Datapath, leg: &Tuple, behalf: Behalf<'_>) -> Result<ExpectedLeg, ExpectError> {
+    fn make_way(
+        &self,
+        d: &Datapath,
+        leg: &Tuple,
+        behalf: Behalf<'_>,
+        agreed: Option<Agreed>,
+    ) -> Result<ExpectedLeg, ExpectError> {
         let (a, b) = self.engine().lingering.make_way(leg).ok_or(ExpectError::Taken)?;
         d.forget_ended(&a, b.as_ref());
-        behalf.expect(d, leg)
+        behalf.expect(d, leg, agreed)
     }
 }
 

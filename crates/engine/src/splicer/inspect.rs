@@ -9,7 +9,7 @@ use crate::{
 };
 use longsplice_datapath::{Connection, Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
 use std::{
-    io,
+    io, thread,
     time::{Duration, Instant},
 };
 
@@ -101,9 +101,12 @@ impl Splicer {
         let (Some(d), Some(connections)) = (self.datapath(), self.connections_of(id)) else {
             return Err(TraceError::NoFlow(id));
         };
-        if connections.iter().all(|c| d.generation(&c.leg) != Some(c.generation)) {
+        let is_known = |connections: &Pair<Connection>| {
+            connections.iter().any(|c| d.generation(&c.leg) == Some(c.generation)).then_some(*connections)
+        };
+        let Some(connections) = is_known(&connections).or_else(|| self.adopted(id, is_known)) else {
             return Err(TraceError::OnlyCopied(id));
-        }
+        };
         let mut looked = Instant::now();
         let traced = d.trace(connections.into(), |segment| {
             if segment.is_none() && looked.elapsed() > LOOK {
@@ -117,6 +120,24 @@ impl Splicer {
         traced.map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => TraceError::Busy,
             _ => TraceError::Io(error),
+        })
+    }
+
+    /// Has a copied flow adopted, and waits until the data path knows it. `None`: it cannot be, or not soon.
+    fn adopted(
+        &self,
+        id: u64,
+        is_known: impl Fn(&Pair<Connection>) -> Option<Pair<Connection>>,
+    ) -> Option<Pair<Connection>> {
+        const LOOK: Duration = Duration::from_millis(2);
+        const LOOKS: u32 = 500;
+        if self.engine().flow(id)?.now().refusal.is_some() {
+            return None;
+        }
+        self.engine().adopt(id);
+        (0..LOOKS).find_map(|_| {
+            thread::sleep(LOOK);
+            is_known(&self.connections_of(id)?)
         })
     }
 

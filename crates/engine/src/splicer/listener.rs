@@ -88,10 +88,12 @@ fn inheritable(s: &Socket) -> io::Result<()> {
     s.set_out_of_band_inline(true) // see live.rs
 }
 
-/// A listening socket. Its connections are tracked from their SYN on.
+/// A listening socket. Its connections are tracked from their SYN on, or when a splice is due ([`Splicer::listen_adopting`]).
 pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
+    /// See [`Splicer::listen_adopting`].
+    adopts: bool,
     has_listened: bool,
     /// What intercepts its connections, whose they are, and the index of its rule there, if it is not awaited by its address.
     tpot: Option<(Arc<Tpot>, TpotWhose, Option<u32>)>,
@@ -155,6 +157,9 @@ impl Listener {
         }
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
         let mut leg = Leg::idle(socket, remote, local, self.to_copy.then_some(Refusal::Policy));
+        if self.adopts {
+            leg = leg.without_record();
+        }
         leg.opened.is_shown = self.shows_clients;
         if let Some((hops, isn)) = self.tpot.as_ref().and_then(|(tpot, ..)| tpot.asked(&leg.tuple())) {
             leg.opened.hops = Some(hops);
@@ -232,6 +237,14 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
+    /// Listens for connections that are tracked only when a splice is due, as are the connections to servers that are made for
+    /// them: until then the data path does no work for any of them, and needs no room. Each of them is then adopted
+    /// ([`Splicer::adopt`]), while its bytes are copied on: the splice is some milliseconds late. Use [`Splicer::listen_on`] where every connection is spliced at once.
+    pub async fn listen_adopting(&self, socket: BoundSocket) -> io::Result<Listener> {
+        let adopts = self.datapath().is_some();
+        self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, adopts, ..listener })
+    }
+
     /// Listens like [`Splicer::listen_on`], for a connection or two: the data path knows the address until the listener is
     /// dropped. If it has no room for another one, the connections are copied.
     #[doc(hidden)]
@@ -290,10 +303,11 @@ impl Splicer {
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register(socket.into(), Interest::READABLE)?;
         let (splicer, pipeline) = (self.clone(), OnceLock::new());
-        let (to_copy, shows_clients) = (true, false);
+        let (to_copy, adopts, shows_clients) = (true, false, false);
         Ok(Listener {
             splicer,
             to_copy,
+            adopts,
             has_listened,
             tpot: None,
             pipeline,

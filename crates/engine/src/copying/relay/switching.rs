@@ -2,6 +2,7 @@
 
 use super::Relay;
 use crate::{
+    adopting::Adopting,
     core::{self, Action, Event},
     leg::Leg,
     passing::holding::Holding,
@@ -12,7 +13,7 @@ use longsplice_datapath::{
     Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError,
     Switched, Tuple, monotonic,
 };
-use std::{io, time::Duration};
+use std::{io, sync::atomic::Ordering, time::Duration};
 
 /// Time in forwarding mode after which conntrack entries of the parked sockets' connections are
 /// renewed. Short enough for conntrack to remember them: a small part of its smallest timeout for an
@@ -50,6 +51,7 @@ impl Relay {
                 }
                 None
             }
+            Action::Adopt => self.adopt(),
             Action::Freeze { fit } => Some(self.freeze(fit)),
             Action::Look => Some(self.look()),
             Action::Commit { at, most } => Some(self.commit(&at, most)),
@@ -106,7 +108,7 @@ impl Relay {
     /// that relay a message are not forgotten: they go back to the caller, and may join other flows.
     fn forget(&self, why: Refusal) {
         let Some(d) = self.engine.datapath() else { return };
-        let unknown = self.legs.iter().all(Leg::is_only_copied);
+        let unknown = !self.legs.iter().any(Leg::is_tracked);
         // A host may be ahead of a shimmed socket, which discards its acknowledgements without the record.
         if unknown || self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
             return;
@@ -117,6 +119,38 @@ impl Relay {
                 leg.refuse(why);
             }
         }
+    }
+
+    /// Begins to have those legs adopted that the data path does not know.
+    pub(super) fn adopt(&mut self) -> Option<Event> {
+        if self.adopting.is_some() {
+            return None;
+        }
+        match Adopting::begin(&self.engine, self.legs.iter()) {
+            Ok(adopting) => self.adopting = Some(adopting),
+            Err(why) => return Some(Event::Refused { why, for_good: true }),
+        }
+        None
+    }
+
+    /// Completes the records of these legs, unless it has to be tried again.
+    pub(super) fn adopted(&mut self) -> Option<Event> {
+        let done = self.adopting.as_mut()?.complete(&self.engine, self.legs.iter_mut());
+        if let Ok(false) = done {
+            return None;
+        }
+        self.adopting = None;
+        if let Err(why) = done {
+            return Some(Event::Refused { why, for_good: true });
+        }
+        for (leg, generation) in self.legs.iter().zip(self.flow().generations.each_ref()) {
+            generation.store(leg.connection(None).generation, Ordering::Relaxed);
+        }
+        Some(Event::Adopted)
+    }
+
+    fn generations(&self) -> Pair<u32> {
+        self.flow().connections().map(|connection| connection.generation)
     }
 
     fn freeze(&mut self, fit: bool) -> Event {
@@ -133,7 +167,7 @@ impl Relay {
             }
             Err(error) => return Event::Refused { why: refusal::of_errno(error.raw_os_error()), for_good: false },
         }
-        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap: false, generations: self.flow().generations };
+        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap: false, generations: self.generations() };
         let frozen = self.freeze_both(halves.each_ref(), how);
         match &frozen {
             Ok(frozen) => {
@@ -205,7 +239,7 @@ impl Relay {
     pub(super) fn commit_untapped(&self, at: &Switched, most: Pair<u32>) -> Result<Commit, SwitchError> {
         let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
         let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
-        let options = CommitOptions { trigger, in_time: true, generations: self.flow().generations };
+        let options = CommitOptions { trigger, in_time: true, generations: self.generations() };
         self.datapath().commit_or_look(self.flow().legs.each_ref(), at, most, options)
     }
 

@@ -173,3 +173,30 @@ fn a_flow_that_becomes_slow_after_its_splice_is_taken_back() {
     assert!(action.is_none() && flow.core.look_within().is_none(), "{action:?}");
     assert_eq!((flow.core.state(), flow.shown.refusal), (State::Spliced, None));
 }
+
+#[test]
+fn a_flow_without_records_gets_them_when_a_splice_is_due() {
+    let after = |n| Policy { when: SpliceWhen::AfterBytes(n), ..Policy::default() };
+    let mut flow = Flow::new(after(1000), None);
+    flow.core = Core::new(None, None, Pair::both(0)).without_records();
+    assert!(matches!(flow.on(Event::Attended(true)), Action::Wait));
+    flow.core.streams_mut().client.copied = 1000;
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
+    assert!(matches!(flow.measured(), Action::Adopt));
+    assert_eq!(flow.core.most(), u64::MAX, "bytes are copied on");
+    flow.core.streams_mut().client.copied = 5000;
+    assert!(matches!(flow.on(Event::Moved), Action::Wait), "it is asked once");
+    assert!(matches!(flow.on(Event::Adopted), Action::Measure));
+    assert!(matches!(flow.measured(), Action::LookBehind));
+    assert!(matches!(flow.on(Event::LookedBehind(false)), Action::Freeze { .. }));
+
+    let mut flow = Flow::new(after(1000), None);
+    flow.core = Core::new(None, None, Pair::both(0)).without_records();
+    flow.on(Event::Attended(true));
+    flow.core.streams_mut().client.copied = 1000;
+    flow.on(Event::Copied);
+    assert!(matches!(flow.measured(), Action::Adopt));
+    let refused = Event::Refused { why: Refusal::Untracked, for_good: true };
+    assert!(matches!(flow.on(refused), Action::CopyOn { forget: Some(Refusal::Untracked), .. }));
+    assert_eq!(flow.shown.refusal, Some(Refusal::Untracked));
+}
