@@ -1,5 +1,5 @@
 //! Transparent connections: the hosts know nothing of the forwarder, which does not have their addresses.
-use longsplice_datapath::{LegFlags, PathFlags, Tuple, set_transparent};
+use longsplice_datapath::{Datapath, EndToEnd, LegFlags, PathFlags, Tuple, set_transparent};
 use longsplice_engine::{Command, DatapathOptions, EndReason, Ended, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
@@ -24,6 +24,8 @@ use std::{
 use test_case::test_case;
 
 const PORT: u16 = 7000;
+/// The port of a client whose addresses an earlier socket has.
+const LATER: u16 = 40_003;
 const BYTES: u64 = 5_000_000;
 /// More than fits into a first flight.
 const BYTES_AT_ONCE: u64 = 100_000;
@@ -646,11 +648,39 @@ fn a_late_reset_of_an_earlier_connection_is_not_that_of_the_next(family: Family)
     });
 }
 
+/// A process has died during the handshake of an earlier connection, and has left the record of its server's leg. Another one has a
+/// socket with these addresses. The record goes when that is closed.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn what_is_left_of_a_handshake_stays_while_a_process_has_its_socket(family: Family) {
+    let [client, server] = legs(family, CLIENT.port(family, LATER));
+    let leave = |d: &Datapath| {
+        let kind = EndToEnd { transparent: true, waits: false };
+        d.expect_end_to_end(&server, &client, kind).expect("room").generation
+    };
+    behind_what_is_left(family, leave, |lab, f, left| {
+        let again = || lab.client.counter("TcpExt", "TCPSynRetrans").filter(|n| *n >= 2);
+        wait_for(PATIENCE, again).unwrap_or_else(|| panic!("the client asks again: {:?}", f.verdicts()));
+        assert_eq!(f.splicer.datapath().and_then(|d| d.generation(&server)), Some(left), "it is still the same");
+    });
+}
+
 /// A client connects while a socket of an earlier connection has its addresses, which is closed after `meanwhile`. It is then served.
 fn behind_an_earlier_socket(family: Family, meanwhile: impl FnOnce(&Lab, &Forwarder)) {
+    behind_what_is_left(family, |_| (), |lab, f, ()| meanwhile(lab, f));
+}
+
+/// The same while the data path has what `leave` puts into it.
+fn behind_what_is_left<T>(
+    family: Family,
+    leave: impl FnOnce(&Datapath) -> T,
+    meanwhile: impl FnOnce(&Lab, &Forwarder, T),
+) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let f = Forwarder::transparent(&lab, any(family), at_once());
-    let (client, to) = (CLIENT.port(family, 40_003), SERVER.port(family, PORT));
+    let (client, to) = (CLIENT.port(family, LATER), SERVER.port(family, PORT));
+    let left = leave(f.splicer.datapath().expect("kernel path"));
     let earlier = lab.forwarder.run(|| {
         let s = Socket::new(Domain::for_address(client), Type::STREAM, None).expect("socket");
         set_transparent(&s, client.is_ipv6()).expect("an address that is not ours");
@@ -666,7 +696,7 @@ fn behind_an_earlier_socket(family: Family, meanwhile: impl FnOnce(&Lab, &Forwar
         let script = script.clone();
         move || connect(to, &script).map(|stream| converse(stream, &script))
     });
-    meanwhile(&lab, &f);
+    meanwhile(&lab, &f, left);
     assert!(!ours.is_finished(), "nobody would hear the client");
     drop(earlier);
     let client = ours.join().expect("client").expect("connected");

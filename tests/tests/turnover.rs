@@ -1,11 +1,14 @@
 //! Short connections: every one ends, and its resources are reused.
-use longsplice_engine::{Command, DatapathOptions, EndReason, FlowState, Leg, OpenOptions, Policy, SpliceWhen};
+use longsplice_datapath::{Datapath, LegFlags, Tuple, testing::Busy};
+use longsplice_engine::{
+    Command, DatapathOptions, EndReason, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Policy, SpliceWhen,
+};
 use longsplice_lab::{
-    Family, InOrder, Lab, Options, Shape,
+    Family, InOrder, Lab, Namespace, Options, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, by_hand};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -18,6 +21,8 @@ use std::{
     thread,
     time::Duration,
 };
+use test_case::test_case;
+use tokio::runtime::Runtime;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -329,6 +334,139 @@ fn clients_shake_hands_again_from_the_same_port_at_once() {
     clients_come_again(|lab, server, proxy| {
         (Forwarder::plugged(lab, proxy, [server; 2], at_once(), OpenOptions::default()), proxy)
     });
+}
+
+/// Bytes pass both ways.
+fn exchange(client: &TcpStream, server: &TcpStream, when: &str) {
+    for (mut from, mut to) in [(client, server), (server, client)] {
+        let mut heard = vec![0; when.len()];
+        to.set_read_timeout(Some(PATIENCE)).expect("option");
+        from.write_all(when.as_bytes()).unwrap_or_else(|e| panic!("{when}: {e}"));
+        to.read_exact(&mut heard).unwrap_or_else(|e| panic!("{when}: {e}"));
+        assert_eq!(heard, when.as_bytes());
+    }
+}
+
+/// The only live flow is spliced, released and taken back, and bytes pass at each step.
+fn goes_through_all_states(f: &Forwarder, client: &TcpStream, server: &TcpStream) {
+    f.wait_state(FlowState::Copying);
+    exchange(client, server, "copied");
+    let steps = [
+        (Command::Splice, FlowState::Spliced),
+        (Command::Release, FlowState::Released),
+        (Command::Unsplice, FlowState::Copying),
+    ];
+    for (command, state) in steps {
+        f.command(command);
+        f.wait_state(state);
+        exchange(client, server, &format!("{state:?}"));
+    }
+}
+
+/// Resets are lost on their way from the sockets of this host (`output`), or to them (`input`).
+fn lose_resets(at: &Namespace, hook: &str) {
+    let rules =
+        format!("table inet t {{ chain c {{ type filter hook {hook} priority 0; tcp flags & rst == rst drop; }}; }}");
+    at.execute("nft", &[&rules]).expect("a rule");
+}
+
+/// Bytes of a client wait for the process that works on their socket, and the client's reset behind them is lost on its way to the
+/// socket. The client comes again, and its SYN takes the place of that connection. While the process works, nobody knows which number
+/// the socket will expect: it would ignore a reset with any other, live on without a record, and challenge each SYN. The client's
+/// answers to that do not pass a firewall that has forgotten the connection.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_client_comes_again_while_a_process_works_on_its_last_socket(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+    let leg = Tuple { remote: CLIENT.port(family, 41_000), local: proxy };
+    let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    let f = Forwarder::start(&lab, proxy, server, by_hand());
+    let d = f.splicer.datapath().expect("kernel path");
+    let mut first = lab.client.run(|| connect_from(leg.remote, proxy)).expect("connected");
+    let mut of_first = listener.accept().expect("accept").0;
+    exchange(&first, &of_first, "first");
+    lose_resets(&lab.forwarder, "input");
+    let busy = Busy::with(&leg).expect("its lock");
+    let received = || d.leg(&leg).map(|l| l.received);
+    let before = received();
+    first.write_all(b"late").expect("sent");
+    wait_for(PATIENCE, || (received() > before).then_some(())).expect("it waits for the process");
+    reset(first);
+    wait_for(PATIENCE, || d.leg(&leg).filter(|l| l.flags & LegFlags::RESET != 0)).expect("the reset is seen");
+    lab.forwarder.execute("nft", &["delete table inet t"]).expect("no rule");
+    lose_resets(&lab.client, "output");
+    let again = lab.client.spawn(move || connect_from(leg.remote, proxy));
+    wait_for(PATIENCE, || (f.verdict("syn") > 0).then_some(())).expect("the SYN has to come again");
+    drop(busy);
+    let second = again.join().expect("client").unwrap_or_else(|e| panic!("{e}: {:?}", f.verdicts()));
+    assert_eq!(f.ended(1)[0].how, EndReason::ClientReset, "the last socket is gone");
+    of_first.set_read_timeout(Some(PATIENCE)).expect("option");
+    let told = of_first.read_to_end(&mut Vec::new()).map_err(|e| e.kind());
+    assert_eq!(told, Err(ErrorKind::ConnectionReset));
+    goes_through_all_states(&f, &second, &listener.accept().expect("accept").0);
+}
+
+/// Hosts shake hands with each other, and both reset the connection before the program accepts it. The client of the last one even
+/// comes again. Each flow is that of its own handshake: it ends, and its records with it, while the last one lives.
+#[test_case(Family::V4, false; "v4")]
+#[test_case(Family::V6, false; "v6")]
+#[test_case(Family::V4, true; "v4_transparent")]
+#[test_case(Family::V6, true; "v6_transparent")]
+#[ignore = "root"]
+fn connections_that_end_before_they_are_accepted_leave_nothing(family: Family, transparent: bool) {
+    const PLACES: u32 = 16;
+    const GONE: u16 = 10;
+    const LEFT: usize = 2 * PLACES as usize / 4; // records of flows that have ended last
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let [usual, front] = [7000, 7001].map(|port| FORWARDER_TO_CLIENT.port(family, port));
+    let server = SERVER.port(family, 7000);
+    let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    let options = DatapathOptions { max_flows: PLACES, ..DatapathOptions::default() }.into();
+    let f = Forwarder::open(&lab, usual, server, by_hand(), options);
+    let (s, runtime) = (&f.splicer, Runtime::new().expect("runtime"));
+    let (_fallback, mut pairs) = lab.forwarder.run(|| {
+        if transparent {
+            return (None, s.listen_transparent(server, |_, _| true).expect("listen"));
+        }
+        let fallback = runtime.block_on(s.listen(front)).expect("listen");
+        let pairs = s.end_to_end(&fallback, move |_| Some(server), |_, _, _| ()).expect("raw sockets");
+        (Some(fallback), pairs)
+    });
+    let dial = |n| {
+        let (from, to) = (CLIENT.port(family, 41_000 + n), if transparent { server } else { front });
+        let client = lab.client.run(|| connect_from(from, to)).expect("connected");
+        (client, listener.accept().expect("accept").0)
+    };
+    let d = s.datapath().expect("kernel path");
+    let are_over = |d: &Datapath| d.legs().iter().all(|(_, l)| l.flags & LegFlags::RESET != 0).then_some(());
+    for n in 0..GONE {
+        let (client, server) = dial(n);
+        reset(client);
+        reset(server);
+        wait_for(PATIENCE, || are_over(d)).unwrap_or_else(|| panic!("{n}: {:#?}", d.legs()));
+    }
+    let (client, server) = dial(GONE - 1);
+    let (tell, told) = mpsc::channel();
+    for _ in 0..=GONE {
+        let (client, server) = runtime.block_on(pairs.accept()).expect("accept");
+        let (_context, tell) = (runtime.enter(), tell.clone());
+        let info = FlowInfo::new("plug", "");
+        let done = move |e: Ended, _: &FlowInfo| {
+            let _ = tell.send(e.how); // unless the test has failed
+        };
+        s.hand_over(client, server, Leftovers::default(), Arc::new(by_hand()), info, done);
+    }
+    for _ in 0..GONE {
+        let how = told.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("{e}: {:#?}", s.flows()));
+        assert!(matches!(how, EndReason::ClientReset | EndReason::ServerReset), "{how:?}");
+    }
+    wait_for(PATIENCE, || (d.legs().len() <= LEFT + 2).then_some(())).unwrap_or_else(|| panic!("{:#?}", d.legs()));
+    goes_through_all_states(&f, &client, &server);
+    drop(client);
+    drop(server);
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(EndReason::Closed));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Test access: puts any state into the maps, reads the object's BTF, and runs the verifier. For tests of single packets,
 //! of the layout that both sides share, and of what the programs need from a kernel. Programs have no use for it.
 
+mod busy;
+
+pub use self::busy::Busy;
 pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
     AbiId, Connection, Datapath, Pair, SwitchError, Tuple, abi,
