@@ -20,6 +20,7 @@ mod delay;
 pub mod error;
 pub mod flood;
 pub mod impair;
+mod listeners;
 pub mod namespace;
 pub mod pattern;
 pub mod process;

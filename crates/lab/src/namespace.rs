@@ -10,6 +10,7 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, setns};
 
 use crate::LabError;
+use crate::listeners;
 use crate::process::{run, wait_for};
 
 /// The directory of the namespaces of `ip netns`.
@@ -87,16 +88,7 @@ impl Namespace {
 
     /// Whether any socket listens on this TCP port. Unlike a connection attempt, this disturbs no one.
     pub fn listening(&self, port: u16) -> bool {
-        const LISTEN: &str = "0A";
-        let tables = self.run(|| {
-            ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default())
-        });
-        let end = format!(":{port:04X}");
-        tables.iter().flat_map(|table| table.lines().skip(1)).any(|line| {
-            let mut fields = line.split_whitespace().skip(1);
-            let (local, state) = (fields.next(), fields.nth(1));
-            local.is_some_and(|local| local.ends_with(&end)) && state == Some(LISTEN)
-        })
+        self.run(listeners::ports).expect("sock_diag(7)").contains(&port)
     }
 
     /// Waits until a socket listens on this TCP port.
