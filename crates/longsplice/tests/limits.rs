@@ -134,7 +134,7 @@ fn a_full_table_is_said_now_and_then() {
 fn a_client_whose_own_leg_finds_no_room_is_copied() {
     let silent = topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT + 1);
     let plug = plug(&format!("handshake = \"end-to-end\"\n{AT_ONCE}"));
-    let setting = setting(&(plug + &listener("socks5", &silent.to_string(), "")));
+    let setting = setting(&(plug + &listener("socks5", &silent.to_string(), AT_ONCE)));
     let mut running = setting.start_with(&["--max-flows", "16"]);
     let silent = setting.connect(silent);
     let mut clients = Vec::new();
