@@ -267,6 +267,9 @@ impl Core {
                 self.proceed(cx)
             }
             Event::Refused { why, for_good } => {
+                if self.records == Records::Asked {
+                    self.records = Records::Lacking; // a command asks again
+                }
                 cx.refuse(why);
                 self.copy(cx, for_good.then_some(why))
             }

@@ -199,4 +199,6 @@ fn a_flow_without_records_gets_them_when_a_splice_is_due() {
     let refused = Event::Refused { why: Refusal::Untracked, for_good: true };
     assert!(matches!(flow.on(refused), Action::CopyOn { forget: Some(Refusal::Untracked), .. }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Untracked));
+    assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
+    assert!(matches!(flow.measured(), Action::Adopt), "a command asks again");
 }
