@@ -81,7 +81,7 @@ demo:
 
 quick:
 	@$(DEPS) build lab test
-	RUST_BACKTRACE=0 $(CARGO) nextest run --cargo-profile quick --locked --workspace --run-ignored all $(T)
+	RUST_BACKTRACE=0 $(CARGO) nextest run --cargo-profile quick --locked --workspace --run-ignored all --ignore-default-filter $(T)
 
 # Optimised, because the checked traffic runs at full speed. docs/testing.md says what is in which of the two.
 test:

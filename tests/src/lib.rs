@@ -1,5 +1,6 @@
 //! Shared code of the tests of the whole program: a forwarder inside a lab, driven from the test.
 
+mod families;
 pub mod forge;
 pub mod handshake;
 pub mod log;
@@ -9,6 +10,8 @@ pub mod scenario;
 pub mod sim;
 pub mod strict;
 pub mod translator;
+
+pub use families::families;
 
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{

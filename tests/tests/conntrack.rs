@@ -6,7 +6,7 @@ use longsplice_lab::{
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{Chunks, Report, Script, Serving, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, families};
 use socket2::SockRef;
 use std::{
     io::{ErrorKind, Read, Write},
@@ -192,7 +192,7 @@ fn come_back(kind: Kind, away: Away) {
         talk.end(&(family, loose));
     };
     std::thread::scope(|s| {
-        for family in Family::BOTH {
+        for family in families() {
             for loose in [false, true] {
                 s.spawn(move || one(family, loose));
             }
@@ -320,7 +320,7 @@ fn resets_pass() {
         assert_eq!(refused(&ends.lab), 0, "{family:?} {kind:?} {away:?}");
     };
     std::thread::scope(|s| {
-        for family in Family::BOTH {
+        for family in families() {
             for (kind, away) in [Kind::Plug, Kind::Transparent].into_iter().flat_map(|k| AWAY.map(|a| (k, a))) {
                 s.spawn(move || one(family, kind, away));
             }

@@ -6,7 +6,7 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, families};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -54,7 +54,7 @@ fn v6() {
 fn segments_that_wait_for_their_reader_are_joined() {
     const BYTES: usize = 40_000; // 28 segments, which fit into the client's window
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-    for family in Family::BOTH {
+    for family in families() {
         let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
         let f = Forwarder::start(&lab, proxy, server, at_once());

@@ -8,7 +8,7 @@ use longsplice_lab::{
     trace::{Packet, Tap, Trace},
     traffic::{Chunks, Ending, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand};
+use longsplice_tests::{Forwarder, at_once, by_hand, families};
 use std::{
     sync::{
         Arc,
@@ -198,13 +198,13 @@ fn has_heard_of_ours(family: Family, released: bool, pause: Duration) -> bool {
 #[test]
 #[ignore = "root"]
 fn a_host_with_a_closed_window_hears_of_that_of_a_new_socket() {
-    Family::BOTH.into_iter().for_each(|family| a_host_with_a_closed_window_hears_of_ours(family, true));
+    families().into_iter().for_each(|family| a_host_with_a_closed_window_hears_of_ours(family, true));
 }
 
 #[test]
 #[ignore = "root"]
 fn a_host_with_a_closed_window_hears_of_that_of_a_parked_socket() {
-    Family::BOTH.into_iter().for_each(|family| a_host_with_a_closed_window_hears_of_ours(family, false));
+    families().into_iter().for_each(|family| a_host_with_a_closed_window_hears_of_ours(family, false));
 }
 
 /// An idle flow, too, gets both windows right: the host is told ours by

@@ -6,7 +6,7 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, families};
 use std::{
     io,
     net::{SocketAddr, TcpStream},
@@ -34,7 +34,7 @@ fn ip(host: &Namespace, command: &str) {
 /// Runs a test for each pair of client's and server's family.
 fn for_all(test: impl Fn(Family, Family) + Sync) {
     let test = &test;
-    for client in Family::BOTH {
+    for client in families() {
         thread::scope(|s| Family::BOTH.map(|server| s.spawn(move || test(client, server))).map(drop));
     }
 }

@@ -8,7 +8,7 @@ use longsplice_lab::{
     traffic::{Report, Script, StreamEnd as End, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{
-    Forwarder, at_once, by_hand, is_emulated,
+    Forwarder, at_once, by_hand, families, is_emulated,
     process::{Process, is_steady},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -229,7 +229,7 @@ fn under_loss() {
 #[test]
 #[ignore = "root"]
 fn released_and_never_idle() {
-    for (family, loss) in [(Family::V4, 0.0), (Family::V6, 0.0), (Family::V4, 0.003), (Family::V6, 0.003)] {
+    for (family, loss) in families().into_iter().flat_map(|family| [(family, 0.0), (family, 0.003)]) {
         let lab = lab(loss == 0.0);
         let far = Impair { loss, delay: Duration::from_millis(3), ..Impair::default() };
         let impair = |way| lab.impair(way, far).expect("impairment");
@@ -436,7 +436,7 @@ const SHORT: (u64, u64) = (24, 5);
 #[ignore = "root"]
 fn handshakes_under_heavy_loss() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    for (family, transparent) in [(Family::V4, false), (Family::V6, false), (Family::V4, true), (Family::V6, true)] {
+    for (family, transparent) in families().into_iter().flat_map(|family| [(family, false), (family, true)]) {
         let lab = lab(false);
         let loss = Impair { loss: 0.3, loss_among_first: Some(6), ..Impair::default() };
         let _lossy = lab.impair(LinkDirection::FromClient, loss).expect("impairment");

@@ -9,7 +9,7 @@ use longsplice_lab::{
     traffic::{Script, connect, converse, intact, listen},
 };
 use longsplice_tests::{
-    Forwarder, at_once, by_hand,
+    Forwarder, at_once, by_hand, families,
     forge::Nobody,
     handshake::{PATIENCE, Route, spliced_whole},
     packet::{Packet, flag},
@@ -330,7 +330,7 @@ fn a_client_that_is_ahead_of_the_reset_is_reset_again() {
 #[test]
 #[ignore = "root"]
 fn a_flood_of_syns_takes_no_more_than_its_share() {
-    Family::BOTH.into_iter().for_each(flood);
+    families().into_iter().for_each(flood);
 }
 
 fn flood(family: Family) {
@@ -376,7 +376,7 @@ fn answering_server(family: Family) -> (Lab, Forwarder, TcpListener) {
 #[test]
 #[ignore = "root"]
 fn a_flood_that_is_answered_harms_nobody() {
-    Family::BOTH.into_iter().for_each(answered_flood);
+    families().into_iter().for_each(answered_flood);
 }
 
 fn answered_flood(family: Family) {
@@ -429,7 +429,7 @@ fn answered_flood(family: Family) {
 #[test]
 #[ignore = "root"]
 fn nobody_answers_for_a_client_that_is_silent() {
-    Family::BOTH.into_iter().for_each(silent_client);
+    families().into_iter().for_each(silent_client);
 }
 
 fn silent_client(family: Family) {

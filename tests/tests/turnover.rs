@@ -8,7 +8,7 @@ use longsplice_lab::{
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand};
+use longsplice_tests::{Forwarder, at_once, by_hand, families};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -112,7 +112,7 @@ fn short_flows_do_not_fill_the_table_with_what_they_leave() {
 #[ignore = "root"]
 fn the_port_of_an_ended_flow_is_used_again() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    for family in Family::BOTH {
+    for family in families() {
         let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
         serve(&lab, server, 1);
         let options = OpenOptions { source_ports: 20_000..=20_003, ..OpenOptions::default() };
@@ -130,7 +130,7 @@ fn the_port_of_an_ended_flow_is_used_again() {
 #[ignore = "root"]
 fn a_client_that_has_reset_comes_again_from_the_same_port() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    for family in Family::BOTH {
+    for family in families() {
         let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
         serve(&lab, server, 1);
         let f = Forwarder::start(&lab, proxy, server, at_once());

@@ -78,7 +78,7 @@ fn the_other_end_of_a_veth_is_recreated_and_moved() {
         goes_on(true, "by the device");
         talk.end();
     };
-    thread::scope(|s| Family::BOTH.map(|family| s.spawn(move || one(family))).map(drop));
+    thread::scope(|s| families().into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
 /// A configured device is the port of a bridge, so it is unknown where all of its packets emerge. The route leads over the bridge,
@@ -138,7 +138,7 @@ fn a_flow_is_spliced_behind_a_device_that_was_made_again() {
         });
         assert!(all.iter().all(|byte| *byte == 7));
     };
-    thread::scope(|s| Family::BOTH.map(|family| s.spawn(move || one(family))).map(drop));
+    thread::scope(|s| families().into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
 /// The first packet on a device that comes up may belong to a flow. Attaching only then would let the kernel reset the flow.

@@ -9,7 +9,7 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER, SERVER_SECOND},
     traffic::{Cue, Report, Script, Serving, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand};
+use longsplice_tests::{Forwarder, at_once, by_hand, families};
 use std::{
     collections::HashSet,
     io::{Read, Write},
@@ -160,7 +160,7 @@ fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
         happens(&lab, family, talk);
     };
     thread::scope(|s| {
-        for family in Family::BOTH {
+        for family in families() {
             for release_after in [None, Some(Duration::ZERO)] {
                 s.spawn(move || one(family, release_after));
             }
@@ -379,7 +379,7 @@ fn what_comes_by_a_device_that_is_not_spliced_on_waits() {
     };
     let released = Policy { release_after: Some(Duration::ZERO), ..at_once() };
     thread::scope(|s| {
-        for family in Family::BOTH {
+        for family in families() {
             for (policy, is_taken_back) in [(at_once(), false), (released.clone(), false), (at_once(), true)] {
                 s.spawn(move || one(family, policy, is_taken_back));
             }
@@ -416,7 +416,7 @@ fn flows_whose_way_leads_elsewhere_are_taken_back() {
         talk.end();
     };
     thread::scope(|s| {
-        for family in Family::BOTH {
+        for family in families() {
             for release_after in [None, Some(Duration::ZERO)] {
                 s.spawn(move || one(family, Policy { release_after, ..at_once() }));
             }
@@ -466,7 +466,7 @@ fn a_neighbour_that_only_hears_gets_another_address() {
         ip(&lab.forwarder, "route add unreachable 192.0.2.0/24");
         upload.end();
     };
-    thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
+    thread::scope(|s| families().into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
 /// A host announces a new Ethernet address for one of its IP
@@ -494,7 +494,7 @@ fn a_host_with_two_addresses_gets_another_one() {
         send(&lab.server, second, here);
         upload.end();
     };
-    thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
+    thread::scope(|s| families().into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
 /// The next hop seen with a socket's last segment may be out of date. The routes must be followed nevertheless.
@@ -539,7 +539,7 @@ fn sockets_show_what_was() {
         upload.end();
     };
     thread::scope(|s| {
-        for family in Family::BOTH {
+        for family in families() {
             [false, true].into_iter().for_each(|is_own| drop(s.spawn(move || one(family, is_own))));
         }
     });

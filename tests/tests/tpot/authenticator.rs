@@ -2,8 +2,11 @@
 
 use super::packets::{DROP, Host, NEXT, PORT, SYN_ACK, USUAL, option, packet, unwrap};
 use longsplice_datapath::{Destinations, TpotKey, TpotOptions, TpotWhose, model::siphash};
-use longsplice_lab::{Family, topology::SERVER};
-use longsplice_tests::packet::{Packet, flag, verify};
+use longsplice_lab::topology::SERVER;
+use longsplice_tests::{
+    families,
+    packet::{Packet, flag, verify},
+};
 use std::{
     hash::Hasher,
     net::{IpAddr, SocketAddr, TcpListener},
@@ -61,7 +64,7 @@ fn answer(h: &Host, option: Vec<u8>) -> Packet {
 
 fn each(keys: &[TpotKey], test: impl Fn(Host)) {
     let options = TpotOptions { keys: keys.to_vec(), ..TpotOptions::default() };
-    Family::BOTH.map(|family| Host::with(family, &options)).into_iter().for_each(test);
+    families().into_iter().map(|family| Host::with(family, &options)).for_each(test);
 }
 
 /// The hash is that of the paper's example and of the reference's vectors, and of another implementation at every length.

@@ -9,7 +9,7 @@ use super::{
 use longsplice_engine::{Command, FlowState, TpotHandshake};
 use longsplice_lab::{Family, topology::SERVER_SECOND};
 use longsplice_tests::{
-    by_hand,
+    by_hand, families,
     packet::{Packet, flag},
 };
 use std::{
@@ -57,7 +57,7 @@ fn a_forged_syn_takes_nothing_from_a_routed_connection() {
         let (accepted, _) = h.listener.accept().expect("accept");
         h.works(&mut Open { seq: ISN + 1, ack: iss + 1, accepted });
     });
-    for family in Family::BOTH {
+    for family in families() {
         let mut h = Hand::new(family, by_hand(), TpotHandshake::Confirm);
         h.capture.checked = false; // that of a SYN which comes from user space is completed later
         h.ask(&h.syn());

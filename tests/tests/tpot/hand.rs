@@ -13,7 +13,7 @@ use longsplice_lab::{
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER, SERVER_SECOND},
 };
 use longsplice_tests::{
-    Forwarder, by_hand,
+    Forwarder, by_hand, families,
     forge::send_frame,
     packet::{ETHERNET, Packet, cut, flag},
 };
@@ -208,7 +208,7 @@ impl Hand {
 
 /// Runs a test with both families and both kinds of tunnels.
 pub(crate) fn each(test: impl Fn(Hand)) {
-    for (family, udp) in Family::BOTH.into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Fallback)]) {
+    for (family, udp) in families().into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Fallback)]) {
         test(Hand::with(family, by_hand(), TpotHandshake::Basic, udp));
     }
 }

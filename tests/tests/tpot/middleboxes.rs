@@ -7,14 +7,14 @@ use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
     topology::{CLIENT, FORWARDER_TO_SECOND, SERVER},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, families};
 use std::net::IpAddr;
 use test_case::test_case;
 
 /// Opens two connections past a middlebox with these rules. `seen`: the server sees them from this address. `asked`: verdicts of
 /// the host after each of them. Nothing gets into a tunnel.
 fn past(rules: &str, seen: fn(Family) -> IpAddr, asked: [[(&str, u64); 2]; 2]) {
-    for family in Family::BOTH {
+    for family in families() {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
         let _proxy = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), at_once(), false);

@@ -9,7 +9,7 @@ use longsplice_lab::{
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
 use longsplice_tests::{
-    TestTpot,
+    TestTpot, families,
     packet::{ETHERNET, Icmp, Packet, check_header, flag, verify, verify_icmp},
 };
 use std::{
@@ -198,7 +198,7 @@ pub(crate) fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u
 
 /// Runs a test with both families and both kinds of tunnels.
 fn each(test: impl Fn(Host)) {
-    for (family, udp) in Family::BOTH.into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Always)]) {
+    for (family, udp) in families().into_iter().flat_map(|f| [(f, TpotUdp::Never), (f, TpotUdp::Always)]) {
         test(Host::with(family, &TpotOptions { udp, ..TpotOptions::default() }));
     }
 }

@@ -17,7 +17,7 @@ use longsplice_lab::{
     traffic::{Script, connect},
 };
 use longsplice_tests::{
-    Forwarder, at_once, by_hand,
+    Forwarder, at_once, by_hand, families,
     packet::{Packet, flag},
     process::Process,
 };
@@ -47,7 +47,8 @@ fn each(handshake: TpotHandshake, test: impl Fn(Hand) + Sync) {
                 test(h);
             })
         };
-        Family::BOTH.map(run).into_iter().for_each(|t| t.join().expect("the test of a family"));
+        let all: Vec<_> = families().into_iter().map(run).collect();
+        all.into_iter().for_each(|t| t.join().expect("the test of a family"));
     });
 }
 
@@ -455,7 +456,8 @@ fn a_proxy_that_is_killed() {
                 killed(family, TpotHandshake::Confirm, false);
             })
         };
-        Family::BOTH.map(run).into_iter().for_each(|t| t.join().expect("the test of a family"));
+        let all: Vec<_> = families().into_iter().map(run).collect();
+        all.into_iter().for_each(|t| t.join().expect("the test of a family"));
     });
 }
 

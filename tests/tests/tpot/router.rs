@@ -17,7 +17,7 @@ use longsplice_lab::{
     traffic::{Script, converse, intact},
 };
 use longsplice_tests::{
-    Forwarder, at_once,
+    Forwarder, at_once, families,
     forge::Nobody,
     packet::{Packet, flag},
 };
@@ -121,7 +121,7 @@ impl Farm {
 }
 
 fn each(test: impl Fn(Farm)) {
-    Family::BOTH.into_iter().for_each(|family| test(Farm::new(family)));
+    families().into_iter().for_each(|family| test(Farm::new(family)));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use longsplice_lab::{
     topology::SERVER,
     traffic::{Chunks, Report, Script, Serving, StreamEnd, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, TestTpot, by_hand, process::Process};
+use longsplice_tests::{Forwarder, TestTpot, by_hand, families, process::Process};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     io::{Read, Write},
@@ -20,9 +20,13 @@ use std::{
 
 /// Families, and numbers of proxies.
 type Case = (Family, usize);
-const ALL: &[Case] = &[(Family::V4, 1), (Family::V4, 2), (Family::V6, 1), (Family::V6, 2)];
 /// Where the family makes no difference.
 const CROSSED: &[Case] = &[(Family::V4, 1), (Family::V6, 2)];
+
+/// With one proxy, and with two.
+fn all() -> Vec<Case> {
+    families().into_iter().flat_map(|family| [(family, 1), (family, 2)]).collect()
+}
 
 /// Runs a test of each case, at the same time, since most of the time is that of the traffic's pace.
 fn each_of(cases: &[Case], test: impl Fn(Family, usize) + Sync) {
@@ -109,7 +113,7 @@ fn segments_are_forwarded(f: &Forwarder) {
 #[test]
 #[ignore = "root"]
 fn copied_spliced_taken_back_released() {
-    each_of(ALL, |family, proxies| {
+    each_of(&all(), |family, proxies| {
         let (lab, asker) = network(family, proxies, true);
         let takers = takers(&lab, family, &by_hand());
         // with pauses: a released flow can be taken back only while it is idle
@@ -211,8 +215,8 @@ const STORM: Duration = Duration::from_secs(5);
 #[test]
 #[ignore = "root"]
 fn a_storm_of_switches_keeps_every_byte() {
-    each_of(ALL, |family, proxies| {
-        // each family with large packets, and with losses
+    each_of(&all(), |family, proxies| {
+        // with large packets, and with losses
         let lossy = (family == Family::V4) == (proxies == 1);
         let (lab, asker) = network(family, proxies, !lossy);
         let takers = takers(&lab, family, &by_hand());

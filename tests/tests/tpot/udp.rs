@@ -17,7 +17,7 @@ use longsplice_lab::{
     traffic::{Script, converse, intact},
 };
 use longsplice_tests::{
-    Forwarder, TestTpot, at_once, by_hand,
+    Forwarder, TestTpot, at_once, by_hand, families,
     packet::{ETHERNET, Packet, flag, verify},
 };
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ fn taker(at: &Namespace, family: Family, policy: Policy, udp: TpotUdp) -> Forwar
 }
 
 fn each_host(udp: TpotUdp, test: impl Fn(Host)) {
-    Family::BOTH.map(|family| Host::with(family, &with(udp))).into_iter().for_each(test);
+    families().into_iter().map(|family| Host::with(family, &with(udp))).for_each(test);
 }
 
 /// The capabilities in the SYN that leaves; `None`: it does not ask.
@@ -122,7 +122,7 @@ fn a_proxy_follows_its_client() {
     // what the two SYNs offer, and the kinds of the answers
     let cases = [([CAN, CAN], [false, true]), ([WANT, 0], [true, false]), ([0, WANT], [false, true])];
     for (family, (n, (offered, want))) in
-        Family::BOTH.into_iter().flat_map(|family| (0..).zip(cases).map(move |case| (family, case)))
+        families().into_iter().flat_map(|family| (0..).zip(cases).map(move |case| (family, case)))
     {
         let mut h = Hand::with(family, by_hand(), TpotHandshake::Basic, TpotUdp::Fallback);
         let from = SocketAddr::new(h.client.ip(), 4100 + n);
@@ -228,7 +228,7 @@ fn a_path_that_drops_ip_in_ip(family: Family) {
 #[test]
 #[ignore = "root"]
 fn tunnels_of_different_kinds_are_not_spliced() {
-    for (family, kinds) in Family::BOTH.into_iter().flat_map(|f| {
+    for (family, kinds) in families().into_iter().flat_map(|f| {
         use TpotUdp::{Always, Never};
         [(f, [Always, Always, Never]), (f, [Never, Always, Always]), (f, [Always, Always, Always])]
     }) {
