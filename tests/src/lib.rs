@@ -30,6 +30,8 @@ use std::{
 use tokio::{
     io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinSet,
 };
 
 /// Whether the processor is emulated (`make kernels` without KVM). Emulated processors are slow, and may stall between
@@ -55,6 +57,7 @@ pub struct Forwarder {
     /// The engine.
     pub splicer: Splicer,
     ended: Record,
+    later: Option<UnboundedSender<(Later, mpsc::Sender<Splicer>)>>,
     _running: Running,
 }
 
@@ -120,19 +123,132 @@ async fn copy(client: &mut TcpStream, server: &mut TcpStream, after: u64) -> std
 }
 
 /// Listens, and runs `serve` for each client. `adopts`: connections are tracked when a splice is due, and not from their SYN on.
+async fn accept_each<F: Future<Output = ()> + Send + 'static>(
+    splicer: Splicer,
+    record: Record,
+    ready: mpsc::Sender<Splicer>,
+    listen: SocketAddr,
+    adopts: bool,
+    serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
+) {
+    let bound = BoundSocket::bind(listen).expect("bind");
+    let listener = if adopts { splicer.listen_adopting(bound).await } else { splicer.listen_on(bound).await };
+    let listener = listener.expect("listen");
+    ready.send(splicer.clone()).expect("the test waits");
+    loop {
+        let client = listener.accept().await.expect("accept");
+        tokio::spawn(serve(splicer.clone(), client, record.clone()));
+    }
+}
+
+/// The same, as a [`Forwarder`] runs it.
 fn accepting<F: Future<Output = ()> + Send + 'static>(
     listen: SocketAddr,
     adopts: bool,
     serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
 ) -> impl AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static {
-    async move |splicer, record, ready| {
-        let bound = BoundSocket::bind(listen).expect("bind");
-        let listener = if adopts { splicer.listen_adopting(bound).await } else { splicer.listen_on(bound).await };
-        let listener = listener.expect("listen");
-        ready.send(splicer.clone()).expect("the test waits");
-        loop {
-            let client = listener.accept().await.expect("accept");
-            tokio::spawn(serve(splicer.clone(), client, record.clone()));
+    async move |splicer, record, ready| accept_each(splicer, record, ready, listen, adopts, serve).await
+}
+
+/// Listens with a socket of its own, connects to `target` with another one, and copies until up to `most` bytes have passed in all.
+/// Then the engine adopts both, whatever is on its way.
+async fn adopt_each(
+    splicer: Splicer,
+    record: Record,
+    ready: mpsc::Sender<Splicer>,
+    [listen, target]: [SocketAddr; 2],
+    policy: Arc<Policy>,
+    most: u64,
+) {
+    let mut rng = SmallRng::seed_from_u64(most);
+    let listener = TcpListener::bind(listen).await.expect("listen");
+    ready.send(splicer.clone()).expect("the test waits");
+    loop {
+        let (mut client, _) = listener.accept().await.expect("accept");
+        let (splicer, policy, record) = (splicer.clone(), policy.clone(), record.clone());
+        let after = rng.random_range(1..=most);
+        tokio::spawn(async move {
+            let mut server = TcpStream::connect(target).await.expect("connect");
+            let passed = copy(&mut client, &mut server, after).await.expect("no reset yet");
+            let sockets = [client, server].map(|s| s.into_std().expect("a socket"));
+            let [client, server] = sockets.map(|s| splicer.adopt(s));
+            let info = FlowInfo::new("plug", target.to_string());
+            let done = move |mut e: Ended, _: &FlowInfo| {
+                e.bytes_up += passed.client;
+                e.bytes_down += passed.server;
+                record.lock().expect("lock").push(e);
+            };
+            let (client, server) = (client.expect("adopted"), server.expect("adopted"));
+            splicer.hand_over(client, server, Leftovers::default(), policy, info, done);
+        });
+    }
+}
+
+/// Intercepts transparent connections to `to`.
+async fn accept_transparent(
+    splicer: Splicer,
+    record: Record,
+    ready: mpsc::Sender<Splicer>,
+    to: SocketAddr,
+    policy: Policy,
+) {
+    let policy = Arc::new(policy);
+    let mut listener = splicer.listen_transparent(to, |_, _| true).expect("listen");
+    hold_first_data(&listener, &policy);
+    ready.send(splicer.clone()).expect("the test waits");
+    loop {
+        let (client, server) = listener.accept().await.expect("accept");
+        hand_over(&splicer, &record, client, server, &policy);
+    }
+}
+
+/// Lets each client shake hands with `target`. Those that cannot are relayed to `otherwise`.
+async fn accept_end_to_end(
+    splicer: Splicer,
+    record: Record,
+    ready: mpsc::Sender<Splicer>,
+    [listen, target, otherwise]: [SocketAddr; 3],
+    policy: Policy,
+) {
+    let serve = plug(otherwise, policy.clone());
+    let policy = Arc::new(policy);
+    let listener = splicer.listen(listen).await.expect("listen");
+    let mut pairs = splicer.end_to_end(&listener, move |_| Some(target), |_, _, _| ()).expect("raw sockets");
+    hold_first_data(&pairs, &policy);
+    ready.send(splicer.clone()).expect("the test waits");
+    loop {
+        tokio::select! {
+            client = listener.accept() => {
+                tokio::spawn(serve(splicer.clone(), client.expect("accept"), record.clone()));
+            }
+            legs = pairs.accept() => {
+                let (client, server) = legs.expect("accept");
+                hand_over(&splicer, &record, client, server, &policy);
+            }
+        }
+    }
+}
+
+/// Hands over two legs whose hosts have shaken hands with each other.
+fn hand_over(splicer: &Splicer, record: &Record, client: Leg, server: Leg, policy: &Arc<Policy>) {
+    let info = FlowInfo::new("plug", server.remote().to_string());
+    let record = record.clone();
+    let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+    splicer.hand_over(client, server, Leftovers::default(), policy.clone(), info, done);
+}
+
+/// How a listener that a forwarder gets later accepts connections.
+type Later = Box<dyn FnOnce(Splicer, Record, mpsc::Sender<Splicer>) -> Accepting + Send>;
+type Accepting = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Listens wherever it is told to.
+async fn accept_later(splicer: Splicer, record: Record, mut later: UnboundedReceiver<(Later, mpsc::Sender<Splicer>)>) {
+    let mut listeners = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some((accept, ready)) = later.recv() => drop(listeners.spawn(accept(splicer.clone(), record.clone(), ready))),
+            Some(over) = listeners.join_next() => over.expect("accepts until the end"),
+            else => return,
         }
     }
 }
@@ -217,32 +333,54 @@ impl Forwarder {
     /// Listens with a socket of its own, connects to `target` with another one, and copies until up to `most` bytes have passed in
     /// all. Then the engine adopts both, whatever is on its way.
     pub fn adopting(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy, most: u64) -> Forwarder {
-        let policy = Arc::new(policy);
-        let mut rng = SmallRng::seed_from_u64(most);
+        let forwarder = Forwarder::idle(lab);
+        forwarder.relay_adopting(listen, target, policy, most);
+        forwarder
+    }
+
+    /// Listens nowhere until [`Forwarder::relay`] says so: several runs have one data path, whose programs are loaded once.
+    pub fn idle(lab: &Lab) -> Forwarder {
+        let (tell, later) = unbounded_channel();
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
-            let listener = TcpListener::bind(listen).await.expect("listen");
             ready.send(splicer.clone()).expect("the test waits");
-            loop {
-                let (mut client, _) = listener.accept().await.expect("accept");
-                let (splicer, policy, record) = (splicer.clone(), policy.clone(), record.clone());
-                let after = rng.random_range(1..=most);
-                tokio::spawn(async move {
-                    let mut server = TcpStream::connect(target).await.expect("connect");
-                    let passed = copy(&mut client, &mut server, after).await.expect("no reset yet");
-                    let sockets = [client, server].map(|s| s.into_std().expect("a socket"));
-                    let [client, server] = sockets.map(|s| splicer.adopt(s));
-                    let info = FlowInfo::new("plug", target.to_string());
-                    let done = move |mut e: Ended, _: &FlowInfo| {
-                        e.bytes_up += passed.client;
-                        e.bytes_down += passed.server;
-                        record.lock().expect("lock").push(e);
-                    };
-                    let (client, server) = (client.expect("adopted"), server.expect("adopted"));
-                    splicer.hand_over(client, server, Leftovers::default(), policy, info, done);
-                });
-            }
+            accept_later(splicer, record, later).await;
         };
-        Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
+        let forwarder = Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept);
+        Forwarder { later: Some(tell), ..forwarder }
+    }
+
+    /// From now on, a forwarder that was idle relays connections to `listen`, too.
+    pub fn relay(&self, listen: SocketAddr, target: SocketAddr, policy: Policy) {
+        self.add(move |s, record, ready| Box::pin(accept_each(s, record, ready, listen, false, plug(target, policy))));
+    }
+
+    /// The same, tracking each connection when its splice is due, as with [`Forwarder::adopting_late`].
+    pub fn relay_adopting_late(&self, listen: SocketAddr, target: SocketAddr, policy: Policy) {
+        self.add(move |s, record, ready| Box::pin(accept_each(s, record, ready, listen, true, plug(target, policy))));
+    }
+
+    /// The same, but the engine adopts the sockets, as with [`Forwarder::adopting`].
+    pub fn relay_adopting(&self, listen: SocketAddr, target: SocketAddr, policy: Policy, most: u64) {
+        let policy = Arc::new(policy);
+        self.add(move |s, record, ready| Box::pin(adopt_each(s, record, ready, [listen, target], policy, most)));
+    }
+
+    /// The same for connections that hosts open with each other: transparent ones to `to`.
+    pub fn relay_transparent(&self, to: SocketAddr, policy: Policy) {
+        self.add(move |s, record, ready| Box::pin(accept_transparent(s, record, ready, to, policy)));
+    }
+
+    /// The same for clients of `listen`, which shake hands with `target`.
+    pub fn relay_end_to_end(&self, listen: SocketAddr, target: SocketAddr, policy: Policy) {
+        let to = [listen, target, target];
+        self.add(move |s, record, ready| Box::pin(accept_end_to_end(s, record, ready, to, policy)));
+    }
+
+    fn add(&self, accept: impl FnOnce(Splicer, Record, mpsc::Sender<Splicer>) -> Accepting + Send + 'static) {
+        let (ready, is_ready) = mpsc::channel();
+        let later = self.later.as_ref().expect("it was idle");
+        assert!(later.send((Box::new(accept), ready)).is_ok(), "it runs");
+        is_ready.recv().expect("it listens");
     }
 
     /// Intercepts transparent connections to `to`.
@@ -252,19 +390,7 @@ impl Forwarder {
 
     /// The same with other options.
     pub fn transparent_with(lab: &Lab, to: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
-        let policy = Arc::new(policy);
-        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
-            let mut listener = splicer.listen_transparent(to, |_, _| true).expect("listen");
-            hold_first_data(&listener, &policy);
-            ready.send(splicer.clone()).expect("the test waits");
-            loop {
-                let (client, server) = listener.accept().await.expect("accept");
-                let info = FlowInfo::new("plug", server.remote().to_string());
-                let record = record.clone();
-                let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-                splicer.hand_over(client, server, Leftovers::default(), policy.clone(), info, done);
-            }
-        };
+        let accept = async move |splicer, record, ready| accept_transparent(splicer, record, ready, to, policy).await;
         Forwarder::running(|work| lab.forwarder.spawn(work), options, accept)
     }
 
@@ -301,28 +427,8 @@ impl Forwarder {
         policy: Policy,
         options: OpenOptions,
     ) -> Forwarder {
-        let serve = plug(otherwise, policy.clone());
-        let policy = Arc::new(policy);
-        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
-            let listener = splicer.listen(listen).await.expect("listen");
-            let mut pairs = splicer.end_to_end(&listener, move |_| Some(target), |_, _, _| ()).expect("raw sockets");
-            hold_first_data(&pairs, &policy);
-            ready.send(splicer.clone()).expect("the test waits");
-            loop {
-                tokio::select! {
-                    client = listener.accept() => {
-                        tokio::spawn(serve(splicer.clone(), client.expect("accept"), record.clone()));
-                    }
-                    legs = pairs.accept() => {
-                        let (client, server) = legs.expect("accept");
-                        let info = FlowInfo::new("plug", server.remote().to_string());
-                        let record = record.clone();
-                        let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-                        splicer.hand_over(client, server, Leftovers::default(), policy.clone(), info, done);
-                    }
-                }
-            }
-        };
+        let to = [listen, target, otherwise];
+        let accept = async move |splicer, record, ready| accept_end_to_end(splicer, record, ready, to, policy).await;
         Forwarder::running(|work| lab.forwarder.spawn(work), options, accept)
     }
 
@@ -358,7 +464,8 @@ impl Forwarder {
         let splicer = is_ready.recv_timeout(Duration::from_secs(120)).expect("the forwarder starts");
         let (shown, of) = (splicer.clone(), ended.clone());
         let report = Report::new("a forwarder of this process", move || state(&shown, &of) + &log::last());
-        Forwarder { report, splicer, ended, _running: Running { stop: Some(stop), thread: Some(thread) } }
+        let running = Running { stop: Some(stop), thread: Some(thread) };
+        Forwarder { report, splicer, ended, later: None, _running: running }
     }
 
     /// Shows its state. A test that panics does so without this.

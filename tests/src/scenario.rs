@@ -6,7 +6,7 @@
 
 mod run;
 
-pub use run::run;
+pub use run::{Stage, run};
 
 use longsplice_engine::{EndReason, Refusal};
 use longsplice_lab::{

@@ -1,5 +1,6 @@
 //! Every situation of tests/scenarios: copied, spliced, and spliced and unspliced repeatedly.
 //!
+//! The modes of a scenario follow each other in one network, with one data path, until one fails; the next one then gets its own.
 //! Each scenario runs with one of its families, which its name decides; `SCENARIO_FAMILIES=all` runs it with all of them.
 //! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` select a mode and families; `SCENARIO_REPEAT=n` repeats the runs.
 
@@ -36,11 +37,17 @@ fn situation(name: &str, text: &str) {
     let one = |families: &Families| -> Vec<String> {
         let modes = Mode::of(&s).into_iter().filter(|m| chosen("SCENARIO_MODE", m));
         let runs = modes.flat_map(|m| (0..repeat).map(move |_| m));
+        let mut stage = None;
         runs.filter_map(|mode| {
             let began = Instant::now();
-            let r = catch_unwind(AssertUnwindSafe(|| run(&s, *families, mode))).unwrap_or_else(|p| {
+            let last = stage.take();
+            let r = catch_unwind(AssertUnwindSafe(|| run(&s, *families, mode, last))).unwrap_or_else(|p| {
                 let text = p.downcast_ref::<String>().cloned().or(p.downcast_ref::<&str>().map(|s| s.to_string()));
                 Err(format!("  panic: {}\n", text.unwrap_or_default()))
+            });
+            let r = r.map(|(next, text)| {
+                stage = Some(next);
+                text
             });
             let (word, text) = match &r {
                 Ok(text) => ("ok", text),

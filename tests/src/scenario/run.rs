@@ -2,6 +2,7 @@
 
 use super::{Ended, Families, Host, Mode, SEED, Scenario};
 use crate::{Forwarder, at_once, by_hand, is_emulated, strict::Strict};
+use longsplice_datapath::Tuple;
 use longsplice_engine::{Command, FlowState, Pair, Policy, Refusal, Side, SpliceWhen};
 use longsplice_lab::{
     Family, Impairment, InOrder, Lab, Namespace,
@@ -20,7 +21,7 @@ use std::{
 /// Once both ends have closed, the flow must end within this time, even if a FIN has to be retransmitted after a loss.
 const SETTLED: Duration = Duration::from_secs(6);
 
-/// Port of the proxy and the server; clients never use it as a source port.
+/// Port of the proxy and the server in the first run, the next in each that follows; clients never use them as source ports.
 const PORT: u16 = 7000;
 
 /// The results of a run, for the checks.
@@ -31,23 +32,59 @@ struct Run {
     wrong: Vec<String>,
 }
 
-/// Runs a scenario once. On failure, returns the error, the reports and the verdicts.
-pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, String> {
-    let lab = Lab::new(s.shape(), s.options(families)).expect("lab");
-    let _impaired = prepare(s, &lab);
-    let strict = strict(s, &lab);
-    let server = SERVER.port(families.server(), PORT);
-    let proxy = FORWARDER_TO_CLIENT.port(families.client(), PORT);
+/// Where a scenario runs in one mode after the other: a network, and a forwarder in it that loads its data path once.
+pub struct Stage {
+    forwarder: Forwarder,
+    strict: [Strict; 2],
+    _impaired: Vec<Impairment>,
+    lab: Lab,
+    /// The port of the proxy and the server in the last run.
+    port: u16,
+}
+
+impl Stage {
+    fn new(s: &Scenario, families: Families) -> Stage {
+        let lab = Lab::new(s.shape(), s.options(families)).expect("lab");
+        let _impaired = prepare(s, &lab);
+        let strict = strict(s, &lab);
+        Stage { forwarder: Forwarder::idle(&lab), strict, _impaired, lab, port: PORT }
+    }
+
+    /// The counters of this name since the network was made, at client and server.
+    fn counted(&self, name: &str) -> [u64; 2] {
+        [&self.lab.client, &self.lab.server].map(|n| n.counter("TcpExt", name).unwrap_or(0))
+    }
+
+    /// The records and the path entries of the last run.
+    fn entries(&self) -> [Vec<String>; 2] {
+        let Some(d) = self.forwarder.splicer.datapath() else { return Default::default() };
+        let own = |t: &Tuple| t.local.port() == self.port || t.remote.port() == self.port;
+        let legs = d.legs().into_iter().filter(|(t, _)| own(t)).map(|(t, l)| format!("{t:?} {l:?}"));
+        let paths = d.paths().into_iter().filter(|(t, _)| own(t)).map(|(t, p)| format!("{t:?} {p:?}"));
+        [legs.collect(), paths.collect()]
+    }
+}
+
+/// Runs a scenario once: where the last run was, which has succeeded, or on a stage of its own. Returns the stage and the reports.
+/// On failure, returns the error, the reports and the verdicts.
+pub fn run(s: &Scenario, families: Families, mode: Mode, last: Option<Stage>) -> Result<(Stage, String), String> {
+    // first, because on an emulated processor, loading the programs takes longer than a server waits for clients
+    let stage = last.map_or_else(|| Stage::new(s, families), |last| Stage { port: last.port + 1, ..last });
+    let Stage { forwarder, lab, port, .. } = &stage;
+    let server = SERVER.port(families.server(), *port);
+    let proxy = FORWARDER_TO_CLIENT.port(families.client(), *port);
     let answer = s.answerer();
     let count = s.connections as usize;
-    // start this first: on an emulated processor, loading the programs takes longer than a server waits for clients
-    let forwarder = match mode {
-        Mode::Adopted => Forwarder::adopting(&lab, proxy, server, policy(s, mode), s.splice_after),
+    const COUNTED: [&str; 2] = ["PAWSEstab", "TCPTimeouts"];
+    let before = COUNTED.map(|name| stage.counted(name));
+    forwarder.ended.lock().expect("lock").clear();
+    match mode {
+        Mode::Adopted => forwarder.relay_adopting(proxy, server, policy(s, mode), s.splice_after),
         Mode::Switched if families.client() == Family::V6 => {
-            Forwarder::adopting_late(&lab, proxy, server, policy(s, mode))
+            forwarder.relay_adopting_late(proxy, server, policy(s, mode));
         }
-        _ => Forwarder::start(&lab, proxy, server, policy(s, mode)),
-    };
+        _ => forwarder.relay(proxy, server, policy(s, mode)),
+    }
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), count, answer.clone()));
     let clients: Vec<_> = (0..s.connections)
         .map(|i| {
@@ -59,7 +96,7 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
         .collect();
     let over = AtomicBool::new(false);
     let mut run = std::thread::scope(|scope| {
-        scope.spawn(|| steer(s, mode, &forwarder, &over));
+        scope.spawn(|| steer(s, mode, &stage, &over));
         let mut wrong = Vec::new();
         let clients: Vec<Report> = clients
             .into_iter()
@@ -79,23 +116,23 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
         over.store(true, Ordering::Relaxed);
         if ended.is_none() {
             wrong.push(format!("flows do not end: {:#?}", forwarder.splicer.flows()));
-            wrong.push(format!("their records: {:#?}", legs(&forwarder)));
+            wrong.push(format!("their records: {:#?}", stage.entries()));
         }
         let ended = ended.unwrap_or_else(|| forwarder.ended.lock().expect("lock").clone());
         Run { clients, servers, ended, wrong }
     });
     if run.wrong.is_empty() {
-        run.left_behind(&lab, &forwarder, mode);
+        run.left_behind(&stage, mode);
     }
     run.judge(s, mode);
-    let sum = |n: &Namespace, name| n.counter("TcpExt", name).unwrap_or(0);
-    let counted = |name| [&lab.client, &lab.server].map(|n| sum(n, name));
+    let after = COUNTED.map(|name| stage.counted(name));
+    let [old, timeouts] = [0, 1].map(|name| [0, 1].map(|host| after[name][host] - before[name][host]));
     let in_order = !s.expect.old_duplicates && s.options(families).in_order == InOrder::All && !is_emulated();
-    if in_order && counted("PAWSEstab") != [0; 2] {
-        run.wrong.push(format!("segments rejected by timestamp (client, server): {:?}", counted("PAWSEstab")));
+    if in_order && old != [0; 2] {
+        run.wrong.push(format!("segments rejected by timestamp (client, server): {old:?}"));
     }
-    if s.expect.no_timeouts && mode != Mode::Switched && counted("TCPTimeouts") != [0; 2] {
-        run.wrong.push(format!("retransmission timeouts (client, server): {:?}", counted("TCPTimeouts")));
+    if s.expect.no_timeouts && mode != Mode::Switched && timeouts != [0; 2] {
+        run.wrong.push(format!("retransmission timeouts (client, server): {timeouts:?}"));
     }
     let mut text = String::new();
     for (name, reports) in [("client", &run.clients), ("server", &run.servers)] {
@@ -106,14 +143,14 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     for e in &run.ended {
         let _ = writeln!(text, "    {e:?}");
     }
-    let _ = writeln!(text, "    timeouts {:?}, PAWS {:?}", counted("TCPTimeouts"), counted("PAWSEstab"));
-    let _ = writeln!(text, "    {:?}", forwarder.verdicts());
-    let refused = strict.map(|host| host.refused());
+    let _ = writeln!(text, "    timeouts {timeouts:?}, PAWS {old:?}");
+    let _ = writeln!(text, "    of all modes so far: {:?}", forwarder.verdicts());
+    let refused = stage.strict.each_ref().map(|host| host.refused());
     if refused != [0, 0] {
         run.wrong.push(format!("timestamps missing, or not agreed on (client, server): {refused:?} segments"));
     }
     if run.wrong.is_empty() {
-        return Ok(text);
+        return Ok((stage, text));
     }
     forwarder.show();
     lab.show();
@@ -138,7 +175,7 @@ fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
 }
 
 /// Makes client and server strict. The server is offered timestamps if the client has them.
-fn strict<'a>(s: &Scenario, lab: &'a Lab) -> [Strict<'a>; 2] {
+fn strict(s: &Scenario, lab: &Lab) -> [Strict; 2] {
     let off = |host| s.sysctl.get(&host).and_then(|all| all.get("net.ipv4.tcp_timestamps")).is_some_and(|v| v == "0");
     let at_client = !off(Host::Client) && !off(Host::Forwarder);
     [Strict::new(&lab.client, at_client), Strict::new(&lab.server, at_client && !off(Host::Server))]
@@ -155,36 +192,38 @@ fn policy(s: &Scenario, mode: Mode) -> Policy {
 }
 
 /// Sends commands according to the mode until the run is over.
-fn steer(s: &Scenario, mode: Mode, f: &Forwarder, over: &AtomicBool) {
+fn steer(s: &Scenario, mode: Mode, stage: &Stage, over: &AtomicBool) {
     match mode {
-        Mode::Switched => switch_at_random(s, f, over),
-        Mode::SplicedThen => splice_then(s, f, over),
+        Mode::Switched => switch_at_random(s, &stage.forwarder, over),
+        Mode::SplicedThen => splice_then(s, stage, over),
         _ => {}
     }
 }
 
 /// Sends one command to each flow, once all hosts have sent the bytes required by the scenario, and after its delay.
-fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
+fn splice_then(s: &Scenario, stage: &Stage, over: &AtomicBool) {
     let when = s.splice.expect("a mode of scenarios that name the moment");
     let sleep = || std::thread::sleep(Duration::from_millis(1));
-    while !over.load(Ordering::Relaxed) && !all_have_sent(s, f, Pair::new(when.up, when.down)) {
+    while !over.load(Ordering::Relaxed) && !all_have_sent(s, stage, Pair::new(when.up, when.down)) {
         sleep();
     }
     let due = Instant::now() + Duration::from_millis(when.after_ms);
     while !over.load(Ordering::Relaxed) && Instant::now() < due {
         sleep();
     }
-    f.command(Command::Splice);
+    stage.forwarder.command(Command::Splice);
 }
 
 /// Whether all hosts have sent their bytes. Flow lists show copied
 /// bytes with a delay, but the data path counts received bytes at once.
-fn all_have_sent(s: &Scenario, f: &Forwarder, bytes: Pair<u64>) -> bool {
-    let legs = f.splicer.datapath().expect("kernel path").legs();
-    let sent = legs
-        .iter()
-        .filter(|(t, l)| l.received >= bytes[if t.remote.port() == PORT { Side::Server } else { Side::Client }]);
-    f.splicer.flows().len() == s.connections as usize && sent.count() == 2 * s.connections as usize
+fn all_have_sent(s: &Scenario, stage: &Stage, bytes: Pair<u64>) -> bool {
+    let splicer = &stage.forwarder.splicer;
+    let legs = splicer.datapath().expect("kernel path").legs();
+    let sent = legs.iter().filter(|(t, l)| {
+        let side = if t.remote.port() == stage.port { Side::Server } else { Side::Client };
+        (side == Side::Server || t.local.port() == stage.port) && l.received >= bytes[side]
+    });
+    splicer.flows().len() == s.connections as usize && sent.count() == 2 * s.connections as usize
 }
 
 fn switch_at_random(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
@@ -207,22 +246,17 @@ fn switch_at_random(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
     }
 }
 
-fn legs(f: &Forwarder) -> Vec<String> {
-    let Some(d) = f.splicer.datapath() else { return Vec::new() };
-    let legs = d.legs().into_iter().map(|(t, l)| format!("{t:?} {l:?}"));
-    legs.chain(d.paths().into_iter().map(|(t, p)| format!("{t:?} {p:?}"))).collect()
-}
-
 impl Run {
     /// Checks that no connection is left, and no entry but those that answer retransmissions of a spliced flow.
-    fn left_behind(&mut self, lab: &Lab, f: &Forwarder, mode: Mode) {
-        let d = f.splicer.datapath().expect("kernel path");
+    fn left_behind(&mut self, stage: &Stage, mode: Mode) {
+        let Stage { forwarder, lab, .. } = stage;
         let most = if mode == Mode::Copy { 0 } else { 2 * self.ended.len() };
-        if wait_for(SETTLED, || (d.legs().len() <= most && d.paths().len() <= most).then_some(())).is_none() {
-            self.wrong.push(format!("entries left behind: {:#?}", legs(f)));
+        let are_few = || stage.entries().iter().all(|kind| kind.len() <= most);
+        if wait_for(SETTLED, || are_few().then_some(())).is_none() {
+            self.wrong.push(format!("entries left behind: {:#?}", stage.entries()));
         }
-        if !f.splicer.flows().is_empty() {
-            self.wrong.push(format!("flows left behind: {:#?}", f.splicer.flows()));
+        if !forwarder.splicer.flows().is_empty() {
+            self.wrong.push(format!("flows left behind: {:#?}", forwarder.splicer.flows()));
         }
         for (name, n) in [("client", &lab.client), ("forwarder", &lab.forwarder), ("server", &lab.server)] {
             if wait_for(SETTLED, || connections(n).is_empty().then_some(())).is_none() {
