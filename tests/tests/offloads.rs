@@ -44,53 +44,63 @@ fn sent_again(host: &Namespace) -> u64 {
     found.1.parse().expect("a number")
 }
 
-/// Moves data both ways at once, through a flow that is spliced at once, and released if there is such a state.
-fn transfer(lab: &Lab, client: Family, server: SocketAddr, policy: Policy, state: FlowState) -> Forwarder {
-    let release = || format!("{client:?} to {server}, {state:?}");
-    let before = sent_again(&lab.client) + sent_again(&lab.server);
-    let script = |s: Script| s.bytes(BYTES).pace(PACE).chunks(Chunks::Fixed(BURST)).deadline(PATIENCE);
-    let answer = script(Script::answerer());
-    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
-    let proxy = FORWARDER_TO_CLIENT.port(client, PORT);
-    let forwarder = Forwarder::start(lab, proxy, server, policy);
-    let script = script(Script::opener(7));
-    let talk = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
-    forwarder.wait_state(state);
-    let here = talk.join().expect("the client");
-    intact(&here, &serving.join()[0]).unwrap_or_else(|e| panic!("{}: {e} {:?}", release(), forwarder.verdicts()));
-    let ended = forwarder.ended(1).remove(0);
-    assert_eq!(ended.refusal, None, "{}: {ended:?}", release());
-    assert!(ended.spliced_up + ended.spliced_down > BYTES, "{}: {ended:?}", release());
-    let again = sent_again(&lab.client) + sent_again(&lab.server) - before;
-    assert!(again < AGAIN, "{}: {again} segments were sent again, {:?}", release(), forwarder.verdicts());
-    assert_eq!((forwarder.verdict("fragment"), forwarder.verdict("rewrite-failed")), (0, 0), "{}", release());
-    forwarder
+/// Client's family and server's address of each pair of families, which have ports from `first` on.
+fn pairs(first: u16) -> Vec<(Family, SocketAddr)> {
+    FAMILIES.iter().zip(first..).map(|((client, server), port)| (*client, SERVER.port(*server, port))).collect()
 }
 
-/// A flow without sockets, and one with sockets.
-fn both(lab: &Lab, client: Family, server: Family) {
+/// Moves data both ways at once, through flows between these that are spliced at once, and released if there is such a state.
+fn transfers(lab: &Lab, forwarder: &Forwarder, between: &[(Family, SocketAddr)], policy: &Policy, state: FlowState) {
+    let name = || format!("{between:?}, {state:?}");
+    let before = sent_again(&lab.client) + sent_again(&lab.server);
+    let over = forwarder.ended(0).len();
+    let script = |s: Script| s.bytes(BYTES).pace(PACE).chunks(Chunks::Fixed(BURST)).deadline(PATIENCE);
+    let talks: Vec<_> = between
+        .iter()
+        .map(|(client, server)| {
+            let (answer, proxy) = (script(Script::answerer()), FORWARDER_TO_CLIENT.port(*client, server.port()));
+            let serving = lab.server.run(|| serve(listen(*server, &answer).expect("listen"), 1, answer.clone()));
+            forwarder.relay(proxy, *server, policy.clone());
+            let script = script(Script::opener(7));
+            let talk = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+            (talk, serving)
+        })
+        .collect();
+    for (_, server) in between {
+        let is = || forwarder.splicer.flows().iter().any(|flow| flow.server == *server && flow.state == state);
+        wait_for(PATIENCE, || is().then_some(()))
+            .unwrap_or_else(|| panic!("{server}: {}: {:?}", name(), forwarder.splicer.flows()));
+    }
+    for (talk, serving) in talks {
+        let here = talk.join().expect("the client");
+        intact(&here, &serving.join()[0]).unwrap_or_else(|e| panic!("{}: {e} {:?}", name(), forwarder.verdicts()));
+    }
+    for ended in &forwarder.ended(over + between.len())[over..] {
+        assert_eq!(ended.refusal, None, "{}: {ended:?}", name());
+        assert!(ended.spliced_up + ended.spliced_down > BYTES, "{}: {ended:?}", name());
+    }
+    let again = sent_again(&lab.client) + sent_again(&lab.server) - before;
+    assert!(again < AGAIN, "{}: {again} segments were sent again, {:?}", name(), forwarder.verdicts());
+    assert_eq!((forwarder.verdict("fragment"), forwarder.verdict("rewrite-failed")), (0, 0), "{}", name());
+}
+
+/// Flows without sockets, and flows with sockets. `between`: the pairs, with ports from the given one on.
+fn both(lab: &Lab, between: impl Fn(u16) -> Vec<(Family, SocketAddr)>) {
     let released = Policy { release_after: Some(Duration::ZERO), ..at_once() };
     let parked = Policy { release_after: None, ..at_once() };
-    for (policy, state) in [(released, FlowState::Released), (parked, FlowState::Spliced)] {
-        drop(transfer(lab, client, SERVER.port(server, PORT), policy, state));
+    let forwarder = Forwarder::idle(lab);
+    for (port, policy, state) in [(PORT, released, FlowState::Released), (PORT + 10, parked, FlowState::Spliced)] {
+        transfers(lab, &forwarder, &between(port), &policy, state);
     }
 }
 
-/// Runs a test for each pair of client's and server's family.
-fn for_all(test: impl Fn(Family, Family) + Sync) {
-    let test = &test;
-    thread::scope(|s| FAMILIES.map(|(client, server)| s.spawn(move || test(client, server))).map(drop));
-}
-
-/// Runs transfers between all families, with these settings of the forwarder's devices (`ethtool -K`).
+/// Runs transfers between all families at once, with these settings of the forwarder's devices (`ethtool -K`).
 fn with(large_packets: bool, settings: &str) {
-    for_all(|client, server| {
-        let lab = Lab::new(Shape::TwoDevices, Options { large_packets, ..Options::default() }).expect("lab");
-        for device in ["f0", "f1"] {
-            execute(&lab.forwarder, &format!("ethtool -K {device} {settings}"));
-        }
-        both(&lab, client, server);
-    });
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets, ..Options::default() }).expect("lab");
+    for device in ["f0", "f1"] {
+        execute(&lab.forwarder, &format!("ethtool -K {device} {settings}"));
+    }
+    both(&lab, pairs);
 }
 
 /// Single segments arrive, and leave one by one. Between, they are joined in lists, if there is no socket.
@@ -112,7 +122,7 @@ fn lists_of_segments_for_a_device_that_takes_them() {
 #[ignore = "root"]
 fn big_tcp() {
     const SIZE: u32 = 196_608;
-    for_all(|client, server| {
+    let test = |(client, server)| {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         for (host, device) in devices(&lab) {
             host.run(|| testing::set_largest(device, SIZE)).expect("as large as that");
@@ -125,12 +135,14 @@ fn big_tcp() {
             large.wait_output("listening on", PATIENCE).expect("tcpdump is ready");
             large
         });
-        both(&lab, client, server);
+        both(&lab, |port| vec![(client, SERVER.port(server, port))]);
         for mut one in large {
             let seen = wait_for(PATIENCE, || (!one.is_running()).then_some(()));
             assert!(seen.is_some(), "{client:?} to {server:?}: no packet of BIG TCP: {}", one.output());
         }
-    });
+    };
+    // each pair by itself: the captures do not tell them apart
+    thread::scope(|s| FAMILIES.map(|pair| s.spawn(move || test(pair))).map(drop));
 }
 
 /// Joined by GRO alone; and not even checksums are left to devices.
@@ -160,9 +172,7 @@ fn segmentation_in_a_tunnel() {
         execute(host, &format!("ip addr add 10.88.0.{own}/24 dev x0"));
         execute(host, "ip link set x0 up");
     }
-    let server: SocketAddr = ([10, 88, 0, 2], PORT).into();
     let policy = Policy { release_after: Some(Duration::ZERO), ..at_once() };
-    for client in Family::BOTH {
-        drop(transfer(&lab, client, server, policy.clone(), FlowState::Released));
-    }
+    let between = Family::BOTH.into_iter().zip(PORT..).map(|(client, port)| (client, ([10, 88, 0, 2], port).into()));
+    transfers(&lab, &Forwarder::idle(&lab), &between.collect::<Vec<_>>(), &policy, FlowState::Released);
 }

@@ -1,7 +1,7 @@
 //! Hosts with other TCP options than their peers behind the splice, and receivers that are as strict as the RFCs allow. Each gets
 //! only what it has negotiated, and all of it; a pair of legs that cannot be served so is copied.
-use longsplice_datapath::{LegFlags, Pair};
-use longsplice_engine::{Command, FlowState, OpenOptions, Policy, Refusal};
+use longsplice_datapath::{LegFlags, Pair, Tuple};
+use longsplice_engine::{Command, FlowState, Policy, Refusal};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
@@ -41,89 +41,111 @@ const NO_TIMESTAMPS: Knows = Knows { timestamps: false, sack: true };
 const NO_SACK: Knows = Knows { timestamps: true, sack: false };
 const NOTHING: Knows = Knows { timestamps: false, sack: false };
 
-fn forwarder(lab: &Lab, family: Family, kind: Kind, policy: Policy) -> (Forwarder, SocketAddr) {
-    let (server, proxy) = (SERVER.port(family, PORT), FORWARDER_TO_CLIENT.port(family, PORT));
-    match kind {
-        Kind::Plug => (Forwarder::start(lab, proxy, server, policy), proxy),
-        Kind::EndToEnd => (Forwarder::plugged(lab, proxy, [server; 2], policy, OpenOptions::default()), proxy),
-        Kind::Transparent => {
-            let any: SocketAddr = match family {
-                Family::V4 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
-                Family::V6 => (Ipv6Addr::UNSPECIFIED, PORT).into(),
-            };
-            (Forwarder::transparent(lab, any, policy), server)
+/// A network whose hosts know something else each time, with one data path.
+struct Scene {
+    f: Forwarder,
+    lab: Lab,
+    family: Family,
+    /// The port of the last conversation.
+    port: u16,
+}
+
+impl Scene {
+    fn new(family: Family) -> Scene {
+        let lab = Lab::new(Shape::TwoDevices, Options::default()).expect("lab");
+        Scene { f: Forwarder::idle(&lab), lab, family, port: PORT }
+    }
+
+    /// Relays to a server. Returns where its client connects to.
+    fn relay(&self, server: SocketAddr, kind: Kind, policy: Policy) -> SocketAddr {
+        let proxy = FORWARDER_TO_CLIENT.port(self.family, self.port);
+        match kind {
+            Kind::Plug => self.f.relay(proxy, server, policy),
+            Kind::EndToEnd => self.f.relay_end_to_end(proxy, server, policy),
+            Kind::Transparent => {
+                let any: SocketAddr = match self.family {
+                    Family::V4 => (Ipv4Addr::UNSPECIFIED, self.port).into(),
+                    Family::V6 => (Ipv6Addr::UNSPECIFIED, self.port).into(),
+                };
+                self.f.relay_transparent(any, policy);
+                return server;
+            }
         }
+        proxy
     }
-}
 
-/// Sends data both ways between hosts that know this. `during` acts on the flow, and lets the hosts begin. Returns why the flow
-/// was not spliced, if it was not.
-fn converse_between(
-    (client, server): (Knows, Knows),
-    (family, kind): (Family, Kind),
-    policy: Policy,
-    during: impl FnOnce(&Forwarder, Begin),
-) -> Option<Refusal> {
-    let lab = Lab::new(Shape::TwoDevices, Options::default()).expect("lab");
-    for (host, knows) in [(&lab.client, client), (&lab.server, server)] {
-        let value = |on: bool| if on { "1" } else { "0" };
-        host.sysctl("net.ipv4.tcp_timestamps", value(knows.timestamps)).expect("sysctl");
-        host.sysctl("net.ipv4.tcp_sack", value(knows.sack)).expect("sysctl");
+    /// Sends data both ways between hosts that know this. `during` acts on the flow, and lets the hosts begin. Returns why the flow
+    /// was not spliced, if it was not.
+    fn converse_between(
+        &mut self,
+        (client, server): (Knows, Knows),
+        kind: Kind,
+        policy: Policy,
+        during: impl FnOnce(&Scene, Begin),
+    ) -> Option<Refusal> {
+        self.port += 1;
+        let (Scene { f, lab, family, port }, over) = (&*self, self.f.ended(0).len());
+        for (host, knows) in [(&lab.client, client), (&lab.server, server)] {
+            let value = |on: bool| if on { "1" } else { "0" };
+            host.sysctl("net.ipv4.tcp_timestamps", value(knows.timestamps)).expect("sysctl");
+            host.sysctl("net.ipv4.tcp_sack", value(knows.sack)).expect("sysctl");
+        }
+        // with a plug, the client's connection is open before the server is known
+        let at_server = client.timestamps && server.timestamps;
+        let at_client = if kind == Kind::Plug { client.timestamps } else { at_server };
+        let strict =
+            [(&lab.client, at_client), (&lab.server, at_server)].map(|(host, ts)| Strict::at_port(host, *port, ts));
+        let script = Script::opener(1).bytes(BYTES).pace(PACE);
+        let answer = Script::answerer().bytes(BYTES).pace(PACE);
+        let at = SERVER.port(*family, *port);
+        let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
+        let to = self.relay(at, kind, policy);
+        let ((open, opened), (begin, begun)) = (mpsc::channel(), mpsc::channel());
+        let script = Script { local: Some(CLIENT.port(*family, 0)), ..script };
+        let talking = lab.client.spawn(move || {
+            let socket = connect(to, &script).expect("connect");
+            open.send(()).expect("the test waits");
+            begun.recv().expect("the test goes on");
+            converse(socket, &script)
+        });
+        opened.recv().expect("connected");
+        during(self, begin);
+        let (client, server) = (talking.join().expect("client"), serving.join().remove(0));
+        let name = format!("{kind:?} {family:?} {client} {server} {:?}", f.verdicts());
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}: {name}"));
+        assert_eq!((client.sent, server.sent), (BYTES, BYTES), "{name}");
+        let refused = strict.map(|s| s.refused());
+        assert_eq!(refused, [0, 0], "segments without what was agreed, at client and server: {name}");
+        let ended = f.ended(over + 1).remove(over);
+        assert_eq!(ended.splices > 0, ended.refusal.is_none(), "{ended:?}");
+        ended.refusal
     }
-    // with a plug, the client's connection is open before the server is known
-    let at_server = client.timestamps && server.timestamps;
-    let at_client = if kind == Kind::Plug { client.timestamps } else { at_server };
-    let strict = [Strict::new(&lab.client, at_client), Strict::new(&lab.server, at_server)];
-    let script = Script::opener(1).bytes(BYTES).pace(PACE);
-    let answer = Script::answerer().bytes(BYTES).pace(PACE);
-    let at = SERVER.port(family, PORT);
-    let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
-    let (f, to) = forwarder(&lab, family, kind, policy);
-    let ((open, opened), (begin, begun)) = (mpsc::channel(), mpsc::channel());
-    let talking = lab.client.spawn(move || {
-        let script = Script { local: Some(CLIENT.port(family, 0)), ..script };
-        let socket = connect(to, &script).expect("connect");
-        open.send(()).expect("the test waits");
-        begun.recv().expect("the test goes on");
-        converse(socket, &script)
-    });
-    opened.recv().expect("connected");
-    during(&f, begin);
-    let (client, server) = (talking.join().expect("client"), serving.join().remove(0));
-    let name = format!("{kind:?} {family:?} {client} {server} {:?}", f.verdicts());
-    intact(&client, &server).unwrap_or_else(|e| panic!("{e}: {name}"));
-    assert_eq!((client.sent, server.sent), (BYTES, BYTES), "{name}");
-    assert_eq!(strict.map(|s| s.refused()), [0, 0], "segments without what was agreed, at client and server: {name}");
-    let ended = f.ended(1).remove(0);
-    assert_eq!(ended.splices > 0, ended.refusal.is_none(), "{ended:?}");
-    ended.refusal
-}
 
-/// Whether both legs have agreed on the same.
-fn agreed(f: &Forwarder) -> Pair<Knows> {
-    let legs = f.splicer.datapath().expect("kernel path").legs();
-    let knows = |of_server: bool| {
-        let (_, leg) = legs.iter().find(|(t, _)| (t.remote.port() == PORT) == of_server).expect("a leg");
-        Knows { timestamps: leg.flags & LegFlags::TS != 0, sack: leg.flags & LegFlags::SACK != 0 }
-    };
-    Pair::new(knows(false), knows(true))
+    /// Whether both legs of the last conversation, which is about a plug, have agreed on the same.
+    fn agreed(&self) -> Pair<Knows> {
+        let legs = self.f.splicer.datapath().expect("kernel path").legs();
+        let knows = |of_server: bool| {
+            let port = |t: &Tuple| if of_server { t.remote.port() } else { t.local.port() };
+            let (_, leg) = legs.iter().find(|(t, _)| port(t) == self.port).expect("a leg");
+            Knows { timestamps: leg.flags & LegFlags::TS != 0, sack: leg.flags & LegFlags::SACK != 0 }
+        };
+        Pair::new(knows(false), knows(true))
+    }
 }
 
 #[test_case(Family::V4; "v4")]
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn a_server_is_offered_what_its_client_knows(family: Family) {
+    let mut scene = Scene::new(family);
     for client in [NO_TIMESTAMPS, NO_SACK, NOTHING] {
-        let during = |f: &Forwarder, begin: Begin| {
-            f.wait_state(FlowState::Spliced);
-            assert_eq!(agreed(f), Pair::both(client), "{family:?}");
+        let during = |scene: &Scene, begin: Begin| {
+            scene.f.wait_state(FlowState::Spliced);
+            assert_eq!(scene.agreed(), Pair::both(client), "{family:?}");
             begin.send(()).expect("the client waits");
         };
-        assert_eq!(
-            converse_between((client, ALL), (family, Kind::Plug), at_once(), during),
-            None,
-            "{client:?} {family:?}"
-        );
+        let why = scene.converse_between((client, ALL), Kind::Plug, at_once(), during);
+        assert_eq!(why, None, "{client:?} {family:?}");
     }
 }
 
@@ -131,9 +153,10 @@ fn a_server_is_offered_what_its_client_knows(family: Family) {
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn a_flow_whose_server_knows_less_than_its_client_is_copied(family: Family) {
+    let mut scene = Scene::new(family);
     for server in [NO_TIMESTAMPS, NO_SACK, NOTHING] {
-        let during = |_: &Forwarder, begin: Begin| begin.send(()).expect("the client waits");
-        let why = converse_between((ALL, server), (family, Kind::Plug), at_once(), during);
+        let during = |_: &Scene, begin: Begin| begin.send(()).expect("the client waits");
+        let why = scene.converse_between((ALL, server), Kind::Plug, at_once(), during);
         assert_eq!(why, Some(Refusal::Options), "{server:?} {family:?}");
     }
 }
@@ -143,17 +166,15 @@ fn a_flow_whose_server_knows_less_than_its_client_is_copied(family: Family) {
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn hosts_that_agree_with_each_other_are_spliced(family: Family) {
+    let mut scene = Scene::new(family);
     for kind in [Kind::EndToEnd, Kind::Transparent] {
         for hosts in [(ALL, NOTHING), (NOTHING, ALL), (ALL, ALL)] {
-            let during = |f: &Forwarder, begin: Begin| {
-                f.wait_state(FlowState::Spliced);
+            let during = |scene: &Scene, begin: Begin| {
+                scene.f.wait_state(FlowState::Spliced);
                 begin.send(()).expect("the client waits");
             };
-            assert_eq!(
-                converse_between(hosts, (family, kind), at_once(), during),
-                None,
-                "{hosts:?} {kind:?} {family:?}"
-            );
+            let why = scene.converse_between(hosts, kind, at_once(), during);
+            assert_eq!(why, None, "{hosts:?} {kind:?} {family:?}");
         }
     }
 }
@@ -163,8 +184,9 @@ fn hosts_that_agree_with_each_other_are_spliced(family: Family) {
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn switched_again_and_again(family: Family) {
+    let mut scene = Scene::new(family);
     for client in [ALL, NOTHING] {
-        let during = |f: &Forwarder, begin: Begin| {
+        let during = |Scene { f, .. }: &Scene, begin: Begin| {
             f.wait_state(FlowState::Copying);
             begin.send(()).expect("the client waits");
             for _ in 0..5 {
@@ -174,10 +196,7 @@ fn switched_again_and_again(family: Family) {
                 f.wait_state(FlowState::Copying);
             }
         };
-        assert_eq!(
-            converse_between((client, ALL), (family, Kind::Plug), by_hand(), during),
-            None,
-            "{client:?} {family:?}"
-        );
+        let why = scene.converse_between((client, ALL), Kind::Plug, by_hand(), during);
+        assert_eq!(why, None, "{client:?} {family:?}");
     }
 }
