@@ -37,8 +37,6 @@ fn is_lost(o: &Outcome, p: &Packet, legs: Pair<bool>, is_new: bool, name: &str) 
 
 /// By the short way, which the first layouts take, and by the general
 /// one; compared with the translator and with expected values.
-#[test]
-#[ignore = "root"]
 fn forwarded() {
     let stamps = option::ts(5, 6);
     let layouts = [vec![], option::usual(Some((5, 6)), &[]), option::fill(stamps.clone())];
@@ -65,8 +63,6 @@ fn forwarded() {
 }
 
 /// A network that marks everything delays each byte once, but blocks none.
-#[test]
-#[ignore = "root"]
 fn what_was_dropped_for_a_mark_passes_when_it_comes_again() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -83,8 +79,6 @@ fn what_was_dropped_for_a_mark_passes_when_it_comes_again() {
 }
 
 /// On the identity path the header may stay the same, but the rules for marks hold.
-#[test]
-#[ignore = "root"]
 fn on_the_identity_path() {
     bench(64, |b| {
         for (v6, legs) in [false, true].into_iter().flat_map(|v6| LEGS.map(|legs| (v6, legs))) {
@@ -106,8 +100,6 @@ fn on_the_identity_path() {
 
 /// During a switch, ECN bits of one leg are not visible on the other, and our
 /// socket sees those of its host. A test run returns the copy that leaves last.
-#[test]
-#[ignore = "root"]
 fn while_it_is_switched() {
     // phase, start of the segment, whether the last copy is the socket's, whether there is a forwarded one
     let cases: &[(u8, i32, bool, bool)] = &[
@@ -251,8 +243,6 @@ fn agreed() {
 }
 
 /// The path entries contain the result of the negotiation.
-#[test]
-#[ignore = "root"]
 fn committed() {
     bench(64, |b| {
         for (v6, legs) in FAMILIES.into_iter().flat_map(|v6| LEGS.map(|legs| (v6, legs))) {
@@ -275,8 +265,6 @@ fn committed() {
 }
 
 /// A mark on any fragment marks the segment (RFC 3168, 5.3).
-#[test]
-#[ignore = "root"]
 fn in_fragments() {
     bench(64, |b| {
         for (legs, marked) in LEGS.into_iter().flat_map(|legs| [0, 1].map(|marked| (legs, marked))) {
@@ -323,3 +311,12 @@ fn in_fragments() {
         }
     });
 }
+
+together!(
+    forwarded,
+    what_was_dropped_for_a_mark_passes_when_it_comes_again,
+    on_the_identity_path,
+    while_it_is_switched,
+    committed,
+    in_fragments
+);

@@ -58,8 +58,6 @@ fn train(name: &str, b: &Bench, fragments: &[Vec<u8>], order: &[usize], want: &[
     id
 }
 
-#[test]
-#[ignore = "root"]
 fn what_arrives_is_the_segment() {
     bench(64, |b| {
         let mut id = 100;
@@ -94,8 +92,6 @@ fn what_arrives_is_the_segment() {
 }
 
 /// Bytes and a FIN are counted once, with the last fragment; acknowledgements with the first.
-#[test]
-#[ignore = "root"]
 fn counts_are_exact() {
     type Change = (&'static str, fn(&mut Flow), fn(&mut Packet));
     let cases: [Change; 9] = [
@@ -139,8 +135,6 @@ fn counts_are_exact() {
 }
 
 /// Two hosts that chose the same identification appear as one host here. A repeated first fragment keeps its identification.
-#[test]
-#[ignore = "root"]
 fn identifications_are_our_own() {
     bench(64, |b| {
         for v6 in SAME {
@@ -166,8 +160,6 @@ fn identifications_are_our_own() {
 }
 
 /// RFC 6946: a fragment header on an unfragmented packet.
-#[test]
-#[ignore = "root"]
 fn atomic_fragment() {
     bench(64, |b| {
         let f = Flow::new(V6);
@@ -183,8 +175,6 @@ fn atomic_fragment() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn options_and_padding() {
     bench(64, |b| {
         for n in [4, 8, 40] {
@@ -214,8 +204,6 @@ fn refused(name: &str, f: &Flow, b: &Bench, frame: &[u8], code: i32, verdict: &[
     assert_eq!(state(f, b), before, "{name}: state");
 }
 
-#[test]
-#[ignore = "root"]
 fn later_ones_without_a_first() {
     bench(64, |b| {
         for v6 in SAME {
@@ -249,8 +237,6 @@ fn later_ones_without_a_first() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn later_ones_of_a_flow_that_is_no_longer_forwarded() {
     bench(64, |b| {
         for v6 in SAME {
@@ -282,8 +268,6 @@ fn later_ones_of_a_flow_that_is_no_longer_forwarded() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn tiny_and_overlapping() {
     bench(64, |b| {
         for v6 in SAME {
@@ -325,8 +309,6 @@ fn tiny_and_overlapping() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn refused_as_any_segment() {
     type Case = (&'static str, fn(&mut Packet), &'static str);
     let cases: [Case; 6] = [
@@ -355,8 +337,6 @@ fn refused_as_any_segment() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn too_big_for_the_way_out() {
     bench(64, |b| {
         for v6 in SAME {
@@ -393,8 +373,6 @@ fn too_big_for_the_way_out() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn the_family_cannot_change() {
     bench(64, |b| {
         for v6 in [Pair::new(false, true), Pair::new(true, false)] {
@@ -409,8 +387,6 @@ fn the_family_cannot_change() {
 }
 
 /// A flow with a limit forwards no fragments: the first one ends the splice, and goes to the socket.
-#[test]
-#[ignore = "root"]
 fn limited_flows_forward_none() {
     bench(64, |b| {
         for v6 in SAME {
@@ -428,8 +404,6 @@ fn limited_flows_forward_none() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn in_control_mode() {
     bench(64, |b| {
         for v6 in SAME {
@@ -467,8 +441,6 @@ fn in_control_mode() {
 }
 
 /// In an unsplice, fragments below the bound are not forwarded; the others reach the socket.
-#[test]
-#[ignore = "root"]
 fn while_taken_back() {
     bench(64, |b| {
         for v6 in SAME {
@@ -489,8 +461,6 @@ fn while_taken_back() {
 }
 
 /// A fragmented segment of our own socket: its end is not visible.
-#[test]
-#[ignore = "root"]
 fn from_a_socket() {
     bench(64, |b| {
         for v6 in SAME {
@@ -549,3 +519,21 @@ fn random_trains() {
         assert!(trains > 1000, "{trains}");
     });
 }
+
+together!(
+    what_arrives_is_the_segment,
+    counts_are_exact,
+    identifications_are_our_own,
+    atomic_fragment,
+    options_and_padding,
+    later_ones_without_a_first,
+    later_ones_of_a_flow_that_is_no_longer_forwarded,
+    tiny_and_overlapping,
+    refused_as_any_segment,
+    too_big_for_the_way_out,
+    the_family_cannot_change,
+    limited_flows_forward_none,
+    in_control_mode,
+    while_taken_back,
+    from_a_socket
+);

@@ -44,8 +44,6 @@ fn verify_header(header: &[u8]) -> bool {
     (words & 0xffff) + (words >> 16) == 0xffff
 }
 
-#[test]
-#[ignore = "root"]
 fn its_sender_is_told_in_its_own_words() {
     bench(64, |b| {
         for (v6, via) in FAMILIES.into_iter().flat_map(|v6| [0, TAP].map(|via| (v6, via))) {
@@ -71,8 +69,6 @@ fn its_sender_is_told_in_its_own_words() {
 }
 
 /// No IPv6 host sends smaller packets (RFC 8200, 5), and old routers do not report an MTU (RFC 1191, 5).
-#[test]
-#[ignore = "root"]
 fn what_they_say_is_understood_by_the_other_family() {
     bench(64, |b| {
         // families, the MTU in the error, the MTU in the error to the client
@@ -113,8 +109,6 @@ fn nobody_makes_a_host_send_small_packets_to_others() {
 }
 
 /// Nor by an answer of our own, to a segment that does not fit: the part that fits goes on.
-#[test]
-#[ignore = "root"]
 fn nobody_is_told_of_so_little_by_us() {
     bench(64, |b| {
         for (port, v6) in (50_000..).zip(FAMILIES) {
@@ -128,8 +122,6 @@ fn nobody_is_told_of_so_little_by_us() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn what_is_no_such_message_moves_nothing() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -164,8 +156,6 @@ fn what_is_no_such_message_moves_nothing() {
 }
 
 /// In control mode an error goes to the socket, with the socket's numbers.
-#[test]
-#[ignore = "root"]
 fn a_socket_hears_its_own_numbers() {
     bench(64, |b| {
         for (v6, shim) in SAME.into_iter().flat_map(|v6| [0, 100_000].map(|shim| (v6, shim))) {
@@ -183,3 +173,11 @@ fn a_socket_hears_its_own_numbers() {
         }
     });
 }
+
+together!(
+    its_sender_is_told_in_its_own_words,
+    what_they_say_is_understood_by_the_other_family,
+    nobody_is_told_of_so_little_by_us,
+    what_is_no_such_message_moves_nothing,
+    a_socket_hears_its_own_numbers
+);

@@ -15,8 +15,6 @@ fn same(v6: bool) -> Flow {
     f
 }
 
-#[test]
-#[ignore = "root"]
 fn nothing_changes_but_what_a_router_changes() {
     type Change = (&'static str, fn(&mut Packet));
     let changes: [Change; 6] = [
@@ -55,8 +53,6 @@ fn nothing_changes_but_what_a_router_changes() {
 }
 
 /// The short way does not even check for changes: an offset that would have to be added is ignored.
-#[test]
-#[ignore = "root"]
 fn nothing_is_rewritten() {
     bench(64, |b| {
         for v6 in [false, true] {
@@ -75,8 +71,6 @@ fn nothing_is_rewritten() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn the_commit_finds_out() {
     type Change = (&'static str, fn(&mut abi::leg), Pair<bool>);
     let changes: [Change; 4] = [
@@ -114,3 +108,5 @@ fn the_commit_finds_out() {
         }
     });
 }
+
+together!(nothing_changes_but_what_a_router_changes, nothing_is_rewritten, the_commit_finds_out);

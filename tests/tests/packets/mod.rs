@@ -1,6 +1,7 @@
 //! The data path packet by packet, under BPF_PROG_TEST_RUN: tables of input and output packets; comparison with an
 //! independent translator; and the layout shared by both sides.
 
+mod bench;
 mod ecn;
 mod fragments;
 mod icmp;
@@ -17,10 +18,10 @@ mod sockets;
 mod table;
 mod tap;
 
+use bench::{bench, together};
 use longsplice_datapath::{
-    Datapath, LegFlags, Options, Pair, PathFlags, Phase, Side, TestContext, Tuple, VERDICTS, abi, testing,
+    Datapath, LegFlags, Pair, PathFlags, Phase, Side, TestContext, Tuple, VERDICTS, abi, testing,
 };
-use longsplice_lab::{Lab, Shape};
 use longsplice_tests::{
     packet::{ETHERNET, Packet, flag, hex, option, verify, verify_icmp},
     translator::{Direction, Fate, steps, translate},
@@ -53,20 +54,6 @@ struct Outcome {
 
 struct Bench {
     datapath: Datapath,
-}
-
-/// Runs `work` in a namespace of its own, with its own data path.
-fn bench(max_flows: u32, work: impl FnOnce(&Bench) + Send) {
-    let lab = Lab::simple(Shape::TwoDevices).expect("lab: root and iproute2");
-    lab.forwarder.run(|| {
-        let options = Options { max_flows, ..Options::default() }.with_smallest_rings();
-        let b = Bench { datapath: Datapath::open(&options).expect("the data path opens: root, kernel 6.6, bpffs") };
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&b)));
-        b.datapath.remove().expect("what was pinned is removed");
-        if let Err(panic) = result {
-            std::panic::resume_unwind(panic);
-        }
-    });
 }
 
 impl Bench {
@@ -382,8 +369,6 @@ fn layouts(ack: u32) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// A few cases with explicit results, so that the translator is not the only reference.
-#[test]
-#[ignore = "root"]
 fn by_hand() {
     bench(64, |b| {
         let mut f = Flow::new(V4);
@@ -557,8 +542,6 @@ const CASES: &[Case] = &[
     ("less than a host may be told", |f| f.up.mtu = 1279, |p| p.payload = vec![1; 1300]),
 ];
 
-#[test]
-#[ignore = "root"]
 fn one_packet() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -575,8 +558,6 @@ fn one_packet() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn ip_options_are_removed() {
     bench(64, |b| {
         for v6 in [V4, Pair::new(false, true)] {
@@ -593,8 +574,6 @@ fn ip_options_are_removed() {
 }
 
 /// The checksum is end to end: a corrupt packet must leave corrupt.
-#[test]
-#[ignore = "root"]
 fn a_wrong_checksum_stays_wrong() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -608,8 +587,6 @@ fn a_wrong_checksum_stays_wrong() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn not_ours() {
     bench(64, |b| {
         let f = Flow::new(V4);
@@ -660,8 +637,6 @@ fn not_ours() {
 }
 
 /// A length field larger than the frame: a router discards the packet (RFC 1812, 5.2.2), and it must not change any state.
-#[test]
-#[ignore = "root"]
 fn truncated_packets_move_nothing() {
     bench(64, |b| {
         for v6 in SAME {
@@ -678,8 +653,6 @@ fn truncated_packets_move_nothing() {
 }
 
 /// A corrupt IP header must not leave with a valid checksum (RFC 1812, 5.2.2).
-#[test]
-#[ignore = "root"]
 fn broken_ip_header_is_not_repaired() {
     bench(64, |b| {
         let f = Flow::new(V4);
@@ -701,8 +674,6 @@ fn broken_ip_header_is_not_repaired() {
 }
 
 /// A GSO packet is checked by the size of its segments.
-#[test]
-#[ignore = "root"]
 fn large_packets() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -745,8 +716,6 @@ fn control_leg(f: &Flow, b: &Bench, shim: [u32; 3]) -> abi::leg {
     leg
 }
 
-#[test]
-#[ignore = "root"]
 fn control_mode_leaves_packets_alone() {
     bench(64, |b| {
         for v6 in SAME {
@@ -778,3 +747,15 @@ fn control_mode_leaves_packets_alone() {
         }
     });
 }
+
+together!(
+    by_hand,
+    one_packet,
+    ip_options_are_removed,
+    a_wrong_checksum_stays_wrong,
+    not_ours,
+    truncated_packets_move_nothing,
+    broken_ip_header_is_not_repaired,
+    large_packets,
+    control_mode_leaves_packets_alone
+);

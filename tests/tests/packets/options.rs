@@ -76,8 +76,6 @@ fn a_server_is_offered_what_its_client_has() {
 }
 
 /// On behalf of no client, everything is offered, and what the server accepts counts.
-#[test]
-#[ignore = "root"]
 fn a_server_without_client_is_offered_everything() {
     bench(64, |b| {
         for (v6, (no_sack, no_stamps)) in [false, true].into_iter().flat_map(|v6| lacks().map(move |l| (v6, l))) {
@@ -157,8 +155,6 @@ fn a_question_has_timestamps() {
 }
 
 /// The same in a switch, where sockets are muted.
-#[test]
-#[ignore = "root"]
 fn a_question_in_a_switch_has_timestamps() {
     bench(64, |b| {
         for (v6, agreed) in FAMILIES.into_iter().flat_map(|v6| [false, true].map(|agreed| (v6, agreed))) {
@@ -186,8 +182,6 @@ fn a_question_in_a_switch_has_timestamps() {
 }
 
 /// Options are stripped, and the header keeps its length.
-#[test]
-#[ignore = "root"]
 fn options_are_stripped_in_every_layout() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -209,3 +203,9 @@ fn options_are_stripped_in_every_layout() {
         }
     });
 }
+
+together!(
+    a_server_without_client_is_offered_everything,
+    a_question_in_a_switch_has_timestamps,
+    options_are_stripped_in_every_layout
+);

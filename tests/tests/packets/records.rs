@@ -141,8 +141,6 @@ fn a_client_without_room_for_its_server_makes_room() {
 
 /// Both FINs of a parked flow have passed, and its client connects again:
 /// no part of the old flow is left, since nothing would ever remove it.
-#[test]
-#[ignore = "root"]
 fn who_comes_again_after_the_end_leaves_no_record() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -163,8 +161,6 @@ fn who_comes_again_after_the_end_leaves_no_record() {
 
 /// A client's connection is over, or was reset, while the socket and the process still hold what it has sent before: only when
 /// the server has that, and the end, may its next connection take the place of the flow.
-#[test]
-#[ignore = "root"]
 fn who_comes_again_in_a_drain_waits_until_the_other_host_has_all() {
     const CLOSED: u32 = LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
     bench(64, |b| {
@@ -194,8 +190,6 @@ fn who_comes_again_in_a_drain_waits_until_the_other_host_has_all() {
 
 /// A client has forgotten its connection, and comes again from its port while the flow is in a drain that cannot end, as when its
 /// process has died. It is challenged by what the record knows, and its reset ends the flow (RFC 5961, 4.2).
-#[test]
-#[ignore = "root"]
 fn who_comes_again_in_a_drain_is_challenged() {
     bench(64, |b| {
         let mut ports = 43_000..; // answers are limited for each connection
@@ -237,8 +231,6 @@ fn who_comes_again_in_a_drain_is_challenged() {
 /// A late duplicate from the client's last connection from this port, of a faster client than the clock of initial numbers
 /// (RFC 9293, 3.4.1), so that all its numbers are in the window. The socket discards it by its timestamp, and the record must not
 /// wait for data that never come.
-#[test]
-#[ignore = "root"]
 fn what_is_left_of_an_earlier_connection_counts_for_nothing() {
     let now = longsplice_datapath::monotonic().as_nanos() as u64;
     bench(64, |b| {
@@ -297,3 +289,10 @@ fn no_syn_overtakes_the_reset_of_an_answered_handshake() {
         }
     });
 }
+
+together!(
+    who_comes_again_after_the_end_leaves_no_record,
+    who_comes_again_in_a_drain_waits_until_the_other_host_has_all,
+    who_comes_again_in_a_drain_is_challenged,
+    what_is_left_of_an_earlier_connection_counts_for_nothing
+);

@@ -4,8 +4,6 @@ use super::*;
 
 /// Packets that no stack would accept are not forwarded and change
 /// no state: corruption, frames for other hosts, wrong lengths.
-#[test]
-#[ignore = "root"]
 fn what_no_stack_would_take_moves_nothing() {
     type Damaged = (&'static str, fn(&mut Flow), fn(&mut Packet), fn(&mut [u8]));
     let cases: [Damaged; 10] = [
@@ -62,8 +60,6 @@ fn what_no_stack_would_take_moves_nothing() {
 /// Answers are limited to one per half second and connection, so the next connection still
 /// gets its answer. However long the test takes, no more answers are sent than its time
 /// allows. Many connections are used, because the coarse clock stands still for milliseconds.
-#[test]
-#[ignore = "root"]
 fn answers_are_budgeted_for_each_connection() {
     const INTERVAL: Duration = Duration::from_millis(500);
     bench(64, |b| {
@@ -85,3 +81,5 @@ fn answers_are_budgeted_for_each_connection() {
         }
     });
 }
+
+together!(what_no_stack_would_take_moves_nothing, answers_are_budgeted_for_each_connection);

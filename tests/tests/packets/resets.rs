@@ -10,8 +10,6 @@ const LARGEST: u32 = 65535 << 7;
 /// A reset in order is given to the socket in order, because the socket may have dropped
 /// earlier data. A reset beyond the current window, but within one advertised before, is
 /// moved into the window so that the socket sends a challenge ACK; so is a late one.
-#[test]
-#[ignore = "root"]
 fn a_reset_reaches_the_socket_where_it_expects_one() {
     bench(64, |b| {
         for v6 in SAME {
@@ -52,8 +50,6 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
 
 /// Before a commit both sockets are muted, so the other host sends the challenge ACK. It would ignore a reset that is late, or
 /// beyond its window, which is not known exactly after forwarding mode: a keep-alive asks it.
-#[test]
-#[ignore = "root"]
 fn a_reset_is_asked_about_where_sockets_are_muted() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -93,8 +89,6 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
 
 /// Both directions have drained, and the host was reset before the commit:
 /// the reset that its socket, or the kernel for it, sends is in sequence.
-#[test]
-#[ignore = "root"]
 fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
     bench(64, |b| {
         let f = Flow::new(V4);
@@ -120,8 +114,6 @@ fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
 
 /// A reset has passed, but its receiver was ahead of it. The receiver's answer must not end in a parked socket, nor depend on the
 /// other host, which may have begun its next connection: that one takes the place of its own leg only.
-#[test]
-#[ignore = "root"]
 fn a_host_that_has_ignored_a_reset_is_reset_again() {
     bench(64, |b| {
         for (v6, transparent) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -147,3 +139,10 @@ fn a_host_that_has_ignored_a_reset_is_reset_again() {
         }
     });
 }
+
+together!(
+    a_reset_reaches_the_socket_where_it_expects_one,
+    a_reset_is_asked_about_where_sockets_are_muted,
+    a_flow_that_was_reset_before_its_commit_is_not_muted,
+    a_host_that_has_ignored_a_reset_is_reset_again
+);

@@ -3,8 +3,6 @@
 use super::*;
 use longsplice_datapath::LegFlags;
 
-#[test]
-#[ignore = "root"]
 fn shims() {
     bench(64, |b| {
         let shim = [100_000, 0u32.wrapping_sub(3000), 500];
@@ -54,8 +52,6 @@ fn shims() {
 
 /// Data lost before a bare acknowledgement may be forwarded when it is retransmitted. If the socket had seen the later
 /// number, its own view would go backwards, and later window updates would look old to it.
-#[test]
-#[ignore = "root"]
 fn a_socket_hears_of_nothing_that_was_lost() {
     bench(64, |b| {
         for (v6, shim) in [(V4, [0; 3]), (V6, [0; 3]), (V4, [100_000, 0, 0])] {
@@ -80,8 +76,6 @@ const TRANSPARENT: u32 = LegFlags::TRANSPARENT | LegFlags::END_TO_END;
 /// Without its leg, the socket of a transparent connection would receive no segment, and
 /// anyone can send a SYN. Until there is a socket the stack must not see the SYN: it would
 /// reset the connection being opened. User space passes on the server's second SYN-ACK.
-#[test]
-#[ignore = "root"]
 fn a_syn_removes_no_transparent_leg() {
     bench(64, |b| {
         for (v6, transparent) in [(false, 0), (false, TRANSPARENT), (true, 0), (true, TRANSPARENT)] {
@@ -105,8 +99,6 @@ fn a_syn_removes_no_transparent_leg() {
 /// A client may use its port again while the socket of its last connection is being closed. That socket's numbers must not get into
 /// the record of the new server's leg, whose own socket has nothing to say before the client has completed the handshake. If it has,
 /// the client's next SYN must not silence that socket, which may still have something to pass on.
-#[test]
-#[ignore = "root"]
 fn what_the_socket_of_an_earlier_connection_says_is_not_passed_on() {
     bench(64, |b| {
         for v6 in SAME {
@@ -144,8 +136,6 @@ fn what_the_socket_of_an_earlier_connection_says_is_not_passed_on() {
 
 /// The urgent byte keeps its position, whatever numbers a copy is sent with, and
 /// is announced to each receiver of the byte. Offsets are relative to the bound.
-#[test]
-#[ignore = "root"]
 fn urgent_pointers() {
     const FROM_HERE: u32 = 1000;
     bench(64, |b| {
@@ -200,8 +190,6 @@ fn urgent_pointers() {
 
 /// A socket that has received the final acknowledgements of both directions
 /// is destroyed, and the kernel would answer a retransmitted FIN with an RST.
-#[test]
-#[ignore = "root"]
 fn a_socket_outlives_the_acknowledgement_it_holds_back() {
     bench(64, |b| {
         let shim = [100_000, 3000, 500];
@@ -225,8 +213,6 @@ fn a_socket_outlives_the_acknowledgement_it_holds_back() {
 }
 
 /// A retransmission by a socket that has missed the last acknowledgement has no valid numbers under a new shim.
-#[test]
-#[ignore = "root"]
 fn a_stale_retransmission_becomes_a_keep_alive() {
     bench(64, |b| {
         let shim = [100_000, 3000, 500];
@@ -250,8 +236,6 @@ fn a_stale_retransmission_becomes_a_keep_alive() {
 
 /// During a drain the other host and our socket both send, and may overtake each other: no segment must look old, and no
 /// timestamp echo must tell the socket that its retransmission was spurious.
-#[test]
-#[ignore = "root"]
 fn our_clock_stands_still_while_two_speak() {
     bench(64, |b| {
         for (v6, transparent) in SAME.into_iter().flat_map(|v6| [(v6, 0), (v6, TRANSPARENT)]) {
@@ -292,8 +276,6 @@ fn our_clock_stands_still_while_two_speak() {
 }
 
 /// The first data of a host waits for the process, which may have died: its retransmission does not wait.
-#[test]
-#[ignore = "root"]
 fn first_data_waits_once() {
     bench(64, |b| {
         for v6 in SAME {
@@ -315,8 +297,6 @@ fn first_data_waits_once() {
 }
 
 /// First data for which there is no room does not wait. If it were dropped, its host would wait for a timeout.
-#[test]
-#[ignore = "root"]
 fn first_data_without_room_goes_on() {
     bench(64, |b| {
         for v6 in SAME {
@@ -343,8 +323,6 @@ fn first_data_without_room_goes_on() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn spliced_sockets_are_muted() {
     bench(64, |b| {
         for (v6, with_leg) in [(V4, false), (V6, false), (V4, true)] {
@@ -412,8 +390,6 @@ pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
     }
 }
 
-#[test]
-#[ignore = "root"]
 fn trigger_gives_new_data_to_the_socket() {
     bench(64, |b| {
         for v6 in SAME {
@@ -453,8 +429,6 @@ pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
 
 /// A segment that ends at the limit is forwarded, and ends the splice.
 /// With one byte more or a FIN, the whole segment goes to the proxy.
-#[test]
-#[ignore = "root"]
 fn limits() {
     bench(64, |b| {
         for v6 in SAME {
@@ -507,8 +481,6 @@ fn limits() {
 }
 
 /// Our own marked clone passes.
-#[test]
-#[ignore = "root"]
 fn marked_clone() {
     bench(64, |b| {
         let f = Flow::new(V4);
@@ -518,3 +490,20 @@ fn marked_clone() {
         assert_eq!((o.code, hex(&o.frame)), (NEXT, hex(&p.frame())));
     });
 }
+
+together!(
+    shims,
+    a_socket_hears_of_nothing_that_was_lost,
+    a_syn_removes_no_transparent_leg,
+    what_the_socket_of_an_earlier_connection_says_is_not_passed_on,
+    urgent_pointers,
+    a_socket_outlives_the_acknowledgement_it_holds_back,
+    a_stale_retransmission_becomes_a_keep_alive,
+    our_clock_stands_still_while_two_speak,
+    first_data_waits_once,
+    first_data_without_room_goes_on,
+    spliced_sockets_are_muted,
+    trigger_gives_new_data_to_the_socket,
+    limits,
+    marked_clone
+);

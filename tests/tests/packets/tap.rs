@@ -45,8 +45,6 @@ fn copied(b: &Bench, f: &Flow, p: &Packet) -> Vec<Record> {
     records(b, f.client)
 }
 
-#[test]
-#[ignore = "root"]
 fn positions_go_on_where_sequence_numbers_come_round() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -75,8 +73,6 @@ fn positions_go_on_where_sequence_numbers_come_round() {
 }
 
 /// The path's state word holds the limit in place of the upper half of the position.
-#[test]
-#[ignore = "root"]
 fn with_a_limit_the_number_alone_is_told() {
     bench(64, |b| {
         let mut f = Flow::new(V4);
@@ -93,8 +89,6 @@ fn with_a_limit_the_number_alone_is_told() {
     });
 }
 
-#[test]
-#[ignore = "root"]
 fn without_room_the_segment_goes_on() {
     bench(64, |b| {
         let f = Flow::new(V6);
@@ -114,3 +108,9 @@ fn without_room_the_segment_goes_on() {
         assert_eq!(self::records(b, f.client), []);
     });
 }
+
+together!(
+    positions_go_on_where_sequence_numbers_come_round,
+    with_a_limit_the_number_alone_is_told,
+    without_room_the_segment_goes_on
+);
