@@ -13,11 +13,12 @@ use nix::{
     sys::socket::{setsockopt, sockopt::Linger},
 };
 use std::{
+    borrow::Cow,
     fs,
     io::{self, ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -88,17 +89,13 @@ impl Case {
         head + "\r\n"
     }
 
-    /// The body as sent, including chunk framing.
-    fn body(&self) -> Vec<u8> {
-        let piece = |n: usize, seed: usize| {
-            let mut bytes = vec![0; n];
-            pattern::fill(seed as u64, 0, &mut bytes);
-            bytes
-        };
+    /// The body as sent, including chunk framing. That of each case begins at another word of the pattern.
+    fn body(&self) -> Cow<'static, [u8]> {
+        let piece = |n: usize, begin: usize| &PATTERN[begin * 8..][..n];
         if self.framing != Framing::Chunked {
-            return piece(LENGTH, self.id);
+            return piece(LENGTH, self.id).into();
         }
-        let mut body = Vec::new();
+        let mut body = Vec::with_capacity(LENGTH);
         for (i, n) in CHUNKS.into_iter().enumerate() {
             body.extend(format!("{n:x}\r\n").as_bytes());
             body.extend(piece(n, self.id * 10 + i));
@@ -106,13 +103,23 @@ impl Case {
         }
         body.extend(b"0\r\n");
         body.extend(TRAILERS);
-        body
+        body.into()
     }
 
-    fn message(&self) -> Vec<u8> {
-        [self.head().into_bytes(), self.body()].concat()
+    /// The length of head and body in bytes.
+    fn length(&self) -> usize {
+        static CHUNKED: OnceLock<usize> = OnceLock::new();
+        let chunked = || *CHUNKED.get_or_init(|| self.body().len());
+        self.head().len() + if self.framing == Framing::Chunked { chunked() } else { LENGTH }
     }
 }
+
+/// What all bodies are parts of: for ten thousand cases with ten chunks each.
+static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut bytes = vec![0; LENGTH + 100_000 * 8];
+    pattern::fill(1, 0, &mut bytes);
+    bytes
+});
 
 fn request(method: &str, id: usize, site: bool) -> String {
     let server = SERVER.port(Family::V4, PORT);
@@ -122,7 +129,7 @@ fn request(method: &str, id: usize, site: bool) -> String {
 
 /// Special positions of a message, and some ordinary ones.
 fn places(case: Case) -> Vec<usize> {
-    let (head, all) = (case.head().len(), case.message().len());
+    let (head, all) = (case.head().len(), case.length());
     let mut at = vec![1, head - 1, head, head + 1, head + 70_000, all / 2, all - 1, all];
     match case.framing {
         // by default the rest is copied from here on
@@ -141,7 +148,7 @@ fn places(case: Case) -> Vec<usize> {
 
 /// Every byte of the head, of the chunk framing, and of the trailer.
 fn every_byte_of_framing(case: Case) -> Vec<usize> {
-    let (head, all) = (case.head().len(), case.message().len());
+    let (head, all) = (case.head().len(), case.length());
     let mut at: Vec<_> = (1..=head).collect();
     if case.framing == Framing::Chunked {
         let mut here = head;
@@ -211,39 +218,48 @@ impl State {
 
     /// Sends the sender's part, up to the position where it breaks off.
     fn send(&self, case: &Case, s: &mut TcpStream) -> io::Result<()> {
-        let message = case.message();
-        let cut = if case.who == case.sender { case.cut } else { message.len() };
-        s.write_all(&message[..cut])?;
+        let (head, body) = (case.head().into_bytes(), case.body());
+        let length = head.len() + body.len();
+        let cut = if case.who == case.sender { case.cut } else { length };
+        let of_body = cut.saturating_sub(head.len());
+        let begin = of_body.min(1000); // in a segment with the head
+        s.write_all(&[&head[..cut.min(head.len())], &body[..begin]].concat())?;
+        s.write_all(&body[begin..of_body])?;
         if case.who == case.sender && case.late {
             let mut there = cut;
             // Trailers of a reply are forwarded only once they are complete.
-            if case.framing == Framing::Chunked && case.sender == Host::Server && cut < message.len() {
-                there = cut.min(message.len() - TRAILERS.len());
+            if case.framing == Framing::Chunked && case.sender == Host::Server && cut < length {
+                there = cut.min(length - TRAILERS.len());
             }
-            self.arrived(case, there.saturating_sub(case.head().len()));
+            self.arrived(case, there.saturating_sub(head.len()));
         }
         Ok(())
     }
 
-    /// Reads a body that starts with `bytes` until it is complete,
-    /// has `most` bytes, or the stream ends. Fails on a wrong byte.
-    fn receive(&self, case: &Case, s: &mut TcpStream, mut bytes: Vec<u8>, most: usize) -> io::Result<End> {
+    /// Reads a body, of which `at` bytes and `bytes` are there, until it is complete, has `most` bytes, or the stream ends. Fails on
+    /// a wrong byte.
+    fn receive(&self, case: &Case, s: &mut TcpStream, at: usize, bytes: &[u8], most: usize) -> io::Result<End> {
         let want = case.body();
+        let is_right = |at: usize, bytes: &[u8]| want.get(at..at + bytes.len()) == Some(bytes);
+        let (mut right, mut at) = (is_right(at, bytes), at + bytes.len());
         let mut buffer = vec![0; 1 << 16];
         let end = loop {
-            self.got[case.id].store(bytes.len(), Ordering::Release);
-            if bytes.len() >= most || (case.framing != Framing::Close && bytes.len() >= want.len()) {
+            self.got[case.id].store(at, Ordering::Release);
+            if at >= most || (case.framing != Framing::Close && at >= want.len()) {
                 break End::Whole;
             }
             match s.read(&mut buffer) {
                 Ok(0) => break End::Fin,
-                Ok(n) => bytes.extend(&buffer[..n]),
+                Ok(n) => {
+                    right &= is_right(at, &buffer[..n]);
+                    at += n;
+                }
                 Err(e) if e.kind() == ErrorKind::ConnectionReset => break End::Reset,
                 Err(e) => return Err(e),
             }
         };
-        if !want.starts_with(&bytes) {
-            return Err(io::Error::other(format!("{} bytes, and not those that were sent", bytes.len())));
+        if !right {
+            return Err(io::Error::other(format!("{at} bytes, and not those that were sent")));
         }
         Ok(end)
     }
@@ -315,9 +331,9 @@ fn serve(mut s: TcpStream, state: &State) -> io::Result<()> {
                 return Ok(());
             }
         } else {
-            let whole = case.who == Host::Client && case.cut == case.message().len();
+            let whole = case.who == Host::Client && case.cut == case.length();
             let most = if case.who == Host::Server { case.cut } else { usize::MAX };
-            match state.receive(case, &mut s, rest, most)? {
+            match state.receive(case, &mut s, 0, &rest, most)? {
                 _ if case.who == Host::Server => return break_off(case.how, s),
                 End::Whole if !whole => state.wrong(case, "the server has got all of it".into()),
                 End::Whole => s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?,
@@ -348,7 +364,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
         return break_off(Break::Fin, s).map_err(failed("the answer"));
     }
     write!(s, "{}\r\n", request("GET", case.id, case.site)).map_err(failed("request"))?;
-    let all = case.message().len();
+    let all = case.length();
     let (by_server, within_head) = (case.who == Host::Server, case.cut < case.head().len());
     // data in flight when its sender resets may be lost anywhere
     let lost = by_server && case.how == Break::Rst && !case.late;
@@ -365,7 +381,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
         return if right { Ok(()) } else { Err(text) };
     }
     let most = if by_server { usize::MAX } else { case.cut };
-    let end = state.receive(case, &mut s, rest, most).map_err(failed("the body"))?;
+    let end = state.receive(case, &mut s, 0, &rest, most).map_err(failed("the body"))?;
     if by_server {
         let may_be: &[End] = match (case.framing, case.how) {
             (Framing::Close, Break::Fin) => &[End::Fin],
@@ -381,8 +397,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
     // a half-close does not end the connection: the rest of the reply arrives
     s.shutdown(Shutdown::Write).map_err(failed("shutdown"))?;
     let so_far = state.got[case.id].load(Ordering::Acquire);
-    let bytes = case.body()[..so_far].to_vec();
-    let end = state.receive(case, &mut s, bytes, usize::MAX).map_err(failed("the rest"))?;
+    let end = state.receive(case, &mut s, so_far, &[], usize::MAX).map_err(failed("the rest"))?;
     let want = if case.framing == Framing::Close { End::Fin } else { End::Whole };
     if end == want { Ok(()) } else { Err(format!("{end:?} of the rest, instead of {want:?}")) }
 }
