@@ -72,7 +72,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 	__be32 *opt = (void *)(th + 1);
 	__u32 doff = th->doff * 4, flags = ((__u8 *)th)[13], len, win;
-	int r, unmark = !(w.flags & PATH_ECN);
+	int unmark = !(w.flags & PATH_ECN);
 	struct seg s = {};
 	__u64 sum = 0;
 
@@ -116,12 +116,11 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	if (after(s.ack, p->max_ack) && f->summed != SUMMED_DONE && f->summed != SUMMED_PARTIAL &&
 	    (len || !short_sum_right(th, end, doff, addresses)))
 		return UNUSUAL;
-	if (len) { /* as in host_segment(): a bare acknowledgement does not move `end` */
-		r = advance_path(p, s.seq + len, 0, 1);
-		if (r)
-			return UNUSUAL;
-	}
-	if (advance_ack(p, s.ack, win, seen_at(bpf_ktime_get_coarse_ns())))
+	/* One try each: after a lost race, the general way makes more. A bare acknowledgement does not move `end`, as in
+	 * host_segment(). */
+	if (len && try_advance_path(p, s.seq + len, 0, 1))
+		return UNUSUAL;
+	if (try_advance_ack(p, s.ack, win, seen_at(bpf_ktime_get_coarse_ns())))
 		return UNUSUAL;
 	if (unmark && flags & (TH_ECE | TH_CWR)) {
 		((__u8 *)th)[13] = flags & ~(TH_ECE | TH_CWR);

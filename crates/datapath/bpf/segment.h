@@ -70,11 +70,11 @@ struct plan {
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Unroll the loop that follows; empty where the code is not compiled for BPF (model.c). */
+/* A function that the verifier checks once, with any arguments. Where the code is not compiled for BPF (model.c): of the file. */
 #ifdef __bpf__
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define GLOBAL __attribute__((noinline))
 #else
-#define UNROLL
+#define GLOBAL static __attribute__((unused))
 #endif
 
 /* Comparisons modulo 2^32. */

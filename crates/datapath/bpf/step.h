@@ -239,6 +239,9 @@ INLINE int path_is_beyond(union path_word w, const struct leg *l, const struct s
 
 /* ---- state that a segment changes ---- */
 
+#define TRIES 8   /* to change a word, against other processors */
+#define LOST (-1) /* all of them */
+
 /* Convert a time in ns, CLOCK_MONOTONIC, to path.seen. */
 INLINE __u8 seen_at(__u64 now)
 {
@@ -251,27 +254,43 @@ INLINE void stop_path(struct path *p)
 	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_SPLICED << 48));
 }
 
-/* Advance the word to `end`. Returns 0 if done, 1 if the entry was stopped or, with `far`, if `end` is near the limit, and -1
+/* Advance the word to `end`, once. Returns as advance_path(), and LOST if another processor was faster. */
+INLINE int try_advance_path(struct path *p, __u32 end, __u16 flags, int far)
+{
+	union path_word w = { .all = *(volatile __u64 *)&p->word.all }, n;
+
+	if (!(w.flags & PATH_SPLICED))
+		return 1;
+	if (far && !path_is_far(w, end))
+		return 1;
+	n = word_moved(w, end, flags);
+	if (n.all == w.all || __sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
+		return 0;
+	return LOST;
+}
+
+/* The verifier looks at it once, and not for each of its callers. */
+GLOBAL int advance_path_again(struct path *p, __u32 end, __u16 flags, int far)
+{
+	int i, r;
+
+	if (!p)
+		return -1;
+	for (i = 1; i < TRIES; i++) {
+		r = try_advance_path(p, end, flags, far);
+		if (r != LOST)
+			return r;
+	}
+	return LOST;
+}
+
+/* Advance the word to `end`. Returns 0 if done, 1 if the entry was stopped or, with `far`, if `end` is near the limit, and LOST
  * after too many lost races. */
 INLINE int advance_path(struct path *p, __u32 end, __u16 flags, int far)
 {
-	union path_word w, n;
-	int i;
+	int r = try_advance_path(p, end, flags, far);
 
-	UNROLL
-	for (i = 0; i < 8; i++) {
-		w.all = *(volatile __u64 *)&p->word.all;
-		if (!(w.flags & PATH_SPLICED))
-			return 1;
-		if (far && !path_is_far(w, end))
-			return 1;
-		n = word_moved(w, end, flags);
-		if (n.all == w.all)
-			return 0;
-		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
-			return 0;
-	}
-	return -1;
+	return r == LOST ? advance_path_again(p, end, flags, far) : r;
 }
 
 /* Was the entry stopped? Then the processor that stopped it may not have seen the latest update. To be called after an atomic
@@ -288,25 +307,41 @@ INLINE int awaits_fin_ack(const struct path *p)
 	return *(volatile __u16 *)&p->word.flags & PATH_PEER_FIN;
 }
 
-/* Raise the highest acknowledgement, and record its window and the time. now: as path.seen. Writes only if something changes,
- * since a cache line that is only read can stay in the caches of several processors. Returns 0 if done, 1 if the entry was
- * stopped, or awaits_fin_ack(), and -1 after too many lost races. */
-INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
+/* Raise the highest acknowledgement, once. Returns as advance_ack(), and LOST if another processor was faster. */
+INLINE int try_advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
 {
 	__u64 *at = (__u64 *)&p->max_ack;
-	union path_acked a, n;
-	int i;
+	union path_acked a = { .all = *(volatile __u64 *)at }, n = acked_moved(a, ack, win, now);
 
-	UNROLL
-	for (i = 0; i < 8; i++) {
-		a.all = *(volatile __u64 *)at;
-		n = acked_moved(a, ack, win, now);
-		if (n.all == a.all)
-			return 0;
-		if (__sync_val_compare_and_swap(at, a.all, n.all) == a.all)
-			return n.max_ack != a.max_ack && (is_stopped(p) || awaits_fin_ack(p));
+	if (n.all == a.all)
+		return 0;
+	if (__sync_val_compare_and_swap(at, a.all, n.all) == a.all)
+		return n.max_ack != a.max_ack && (is_stopped(p) || awaits_fin_ack(p));
+	return LOST;
+}
+
+GLOBAL int advance_ack_again(struct path *p, __u32 ack, __u32 win, __u8 now)
+{
+	int i, r;
+
+	if (!p)
+		return -1;
+	for (i = 1; i < TRIES; i++) {
+		r = try_advance_ack(p, ack, win, now);
+		if (r != LOST)
+			return r;
 	}
-	return -1;
+	return LOST;
+}
+
+/* Raise the highest acknowledgement, and record its window and the time. now: as path.seen. Writes only if something changes,
+ * since a cache line that is only read can stay in the caches of several processors. Returns 0 if done, 1 if the entry was
+ * stopped, or awaits_fin_ack(), and LOST after too many lost races. */
+INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
+{
+	int r = try_advance_ack(p, ack, win, now);
+
+	return r == LOST ? advance_ack_again(p, ack, win, now) : r;
 }
 
 /* Record that everything up to `end` is forwarded. Returns as advance_path(). */
