@@ -79,6 +79,33 @@ fn near_senders_are_not_spliced_to_far_receivers() {
     }
 }
 
+/// A handshake in which a segment was lost says nothing of the path: a host may seem to be a second away.
+#[test]
+#[ignore = "root"]
+fn a_handshake_that_took_a_second_puts_no_splice_off() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (f, mut ports) = (Forwarder::idle(&lab), 7000..);
+    let lost = Impair { loss: 1.0, loss_among_first: Some(1), ..Impair::NONE };
+    for family in Family::BOTH {
+        for way in
+            [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer]
+        {
+            let _lost = lab.impair(way, lost).expect("loss");
+            let port = ports.next().expect("a port");
+            let (proxy, server) = (FORWARDER_TO_CLIENT.port(family, port), SERVER.port(family, port));
+            f.relay(proxy, server, at_once());
+            let script = |s: Script| s.bytes(MANY).pace(2_000_000);
+            let (over, answer, script) = (f.ended(0).len(), script(Script::answerer()), script(Script::opener(5)));
+            let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+            let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+            let (client, server) = (client.join().expect("client"), serving.join().remove(0));
+            intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+            let ended = f.ended(over + 1).remove(over);
+            assert_eq!((ended.splices, ended.refusal), (1, None), "{family:?} {way:?}: {ended:?}");
+        }
+    }
+}
+
 /// Downloads `bytes`. Returns the number of segments that the forwarder's stack has dropped because they were beyond the window,
 /// and of those that the server has sent again.
 fn download(lab: &Lab, family: Family, policy: Policy, bytes: u64, drive: impl FnOnce(&Forwarder)) -> (u64, u64) {

@@ -474,7 +474,8 @@ impl Core {
         let held = queues.map(|queue| queue.and_then(|queue| queue.held()));
         let is_short = held == Pair::both(None);
         if !is_short && cx.now < until {
-            control.again = Some(Again::at(cx.now + AGAIN.max(lasts / 8)));
+            // it may be much shorter than it seems: a lost SYN-ACK looks like a round trip of a second, until data are acknowledged
+            control.again = Some(Again::at(cx.now + (lasts / 8).clamp(AGAIN, LOOK_EVERY)));
             return Action::HoldBack(held);
         }
         control.approach = None;
