@@ -249,29 +249,38 @@ pub struct FlowInfo {
     /// The listener's protocol, for example `socks5` or `plug`.
     pub protocol: Cow<'static, str>,
     /// The authenticated user, if any.
-    pub user: Option<String>,
+    pub user: Option<Box<str>>,
     /// The destination as the client named it (`example.org:443`).
-    pub target: String,
+    pub target: Box<str>,
     /// The address of the listener, if that is of interest.
     pub listen: Option<SocketAddr>,
+    /// The name of the listener, if it has one.
+    pub name: Option<Arc<str>>,
 }
 
 impl FlowInfo {
     /// Creates a description without a user.
     pub fn new(protocol: impl Into<Cow<'static, str>>, target: impl Into<String>) -> FlowInfo {
-        FlowInfo { protocol: protocol.into(), user: None, target: target.into(), listen: None }
+        let target = target.into().into_boxed_str();
+        FlowInfo { protocol: protocol.into(), user: None, target, listen: None, name: None }
     }
 
     /// Sets the authenticated user, if any.
     #[must_use]
     pub fn with_user(self, user: Option<String>) -> FlowInfo {
-        FlowInfo { user, ..self }
+        FlowInfo { user: user.map(String::into_boxed_str), ..self }
     }
 
     /// Sets the address of the listener, if that is of interest.
     #[must_use]
     pub fn with_listen(self, listen: Option<SocketAddr>) -> FlowInfo {
         FlowInfo { listen, ..self }
+    }
+
+    /// Sets the name of the listener, if it has one.
+    #[must_use]
+    pub fn with_name(self, name: Option<Arc<str>>) -> FlowInfo {
+        FlowInfo { name, ..self }
     }
 }
 
@@ -303,6 +312,8 @@ pub struct FlowStatus {
     pub protocol: String,
     /// The address of the listener, if it is known.
     pub listen: Option<SocketAddr>,
+    /// The name of the listener, if it is known.
+    pub name: Option<String>,
     /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
     /// The server's address.

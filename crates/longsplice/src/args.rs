@@ -49,10 +49,12 @@ pub struct Args {
 pub enum Command {
     /// Run the proxy in the foreground.
     ///
-    /// SIGTERM and SIGINT stop it at once; `longsplice stop --drain` first waits for connections to end. SIGHUP and SIGUSR1
-    /// reopen the access log; SIGUSR2 is ignored. The exit status is 0 after a clean stop, and 1 if the proxy could not
-    /// start or clean up.
+    /// SIGTERM and SIGINT stop it at once; `longsplice stop --drain` first waits for connections to end. SIGUSR1 reopens the access
+    /// log; SIGHUP does that and reads the configuration anew, as `longsplice reload` does; SIGUSR2 is ignored. The exit status is
+    /// 0 after a clean stop, and 1 if the proxy could not start or clean up.
     Run(Box<RunArgs>),
+    /// Check what `longsplice run` with the same options would start with, and start nothing: `longsplice run --check`.
+    Check(Box<RunArgs>),
     /// List live flows.
     ///
     /// Each line shows the number of the flow, its protocol, client, server and target, its state, the bytes from client to
@@ -79,6 +81,12 @@ pub enum Command {
     /// Show counters of packets (verdicts of the data path) and of connections: for each listener, how many were spliced,
     /// and why the others were not.
     Counters(Json),
+    /// Let the running proxy read its configuration anew, and print which listeners were added, moved or removed.
+    ///
+    /// All of it is put in force at once, or nothing: if the file is wrong, an address in use or a key file unreadable, the proxy
+    /// goes on as before, and the exit status is 1. Connections go on with the rules and the policy with which they began;
+    /// docs/operating.md says what can change. `longsplice check` with the options of the proxy says before whether it would start.
+    Reload(ReloadArgs),
     /// Remove replies from the caches of the running proxy, and print how many.
     ///
     /// Whatever the configuration says of PURGE. All replies of the URL are removed, for every pool and every client; those
@@ -103,7 +111,7 @@ pub enum Command {
 }
 
 /// Arguments of `longsplice run`.
-#[derive(Debug, clap::Args, Default)]
+#[derive(Clone, Debug, clap::Args, Default)]
 pub struct RunArgs {
     /// Listen here for SOCKS 5, 4 and 4a clients. May be repeated.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -137,6 +145,14 @@ pub struct RunArgs {
     /// caches of HTTP replies, and transparent listeners. docs/configuration.md is the reference.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// Check the configuration, the files that it names, addresses and devices, and exit.
+    ///
+    /// What would end a start is said as at the start, with the same exit status. Nothing is listened on, created, written or
+    /// loaded, so the configuration of a running proxy can be checked before `longsplice reload`. Addresses may be in use. Whether
+    /// the kernel takes the data path is what `longsplice doctor` tries.
+    #[arg(long)]
+    pub check: bool,
 
     /// Splice on this device. May be repeated. The default is all Ethernet devices.
     ///
@@ -485,6 +501,17 @@ pub struct PurgeArgs {
     pub below: bool,
 }
 
+/// Arguments of `longsplice reload`.
+#[derive(Debug, clap::Args)]
+pub struct ReloadArgs {
+    /// Judge live connections by the new rules and users, and reset those that are forbidden now, or whose user is gone.
+    ///
+    /// Their lines in the access log say how=forbidden, and why. The number of those that were reset is printed. `enforce = true` in
+    /// the configuration file does this for every reload.
+    #[arg(long)]
+    pub enforce: bool,
+}
+
 /// Arguments of `longsplice stop`.
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
@@ -583,7 +610,8 @@ longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 Without any privilege:
 longsplice run \-\-socks5 127.0.0.1:1080 \-\-copy\-only
 .SH SIGNALS
-SIGTERM and SIGINT stop \fBlongsplice run\fR; while it drains, they end the wait. SIGHUP and SIGUSR1 reopen the access log.
+SIGTERM and SIGINT stop \fBlongsplice run\fR; while it drains, they end the wait. SIGUSR1 reopens the access log, and
+SIGHUP reads the configuration anew as well, as \fBlongsplice reload\fR does.
 SIGUSR2 is logged and ignored. After SIGKILL, spliced flows go on in the kernel. The next \fBlongsplice run\fR in the same
 network namespace uses the same tables and does not disturb these flows.
 .SH FILES

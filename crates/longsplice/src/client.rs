@@ -141,6 +141,20 @@ pub fn unsplice(control: Option<&Path>, id: u64) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// `longsplice reload`.
+pub fn reload(control: Option<&Path>, enforce: bool) -> Outcome {
+    let answer = Client::connect(control)?.ask(Ask::Reload { enforce })?;
+    for what in ["added", "moved", "removed"] {
+        for name in answer.get(what).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+            println!("{what} {name}");
+        }
+    }
+    if let Some(reset) = answer.get("reset").and_then(Value::as_u64).filter(|reset| enforce || *reset > 0) {
+        println!("reset {reset}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// `longsplice purge`.
 pub fn purge(control: Option<&Path>, args: &PurgeArgs) -> Outcome {
     let mut client = Client::connect(control)?;
@@ -160,6 +174,7 @@ pub fn purge(control: Option<&Path>, args: &PurgeArgs) -> Outcome {
 /// Flow statistics of one listener.
 #[derive(Deserialize)]
 struct Listener {
+    name: String,
     listen: String,
     protocol: String,
     spliced: u64,
@@ -175,8 +190,8 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     for listener in answer.get("listeners").and_then(Value::as_array).into_iter().flatten() {
-        let Listener { listen, protocol, spliced, refused } = Listener::deserialize(listener)?;
-        writeln!(out, "{protocol} on {listen}\n  {:<20} {spliced:>15}", "spliced")?;
+        let Listener { name, listen, protocol, spliced, refused } = Listener::deserialize(listener)?;
+        writeln!(out, "{name}: {protocol} on {listen}\n  {:<20} {spliced:>15}", "spliced")?;
         for (why, n) in refused.iter().filter(|(_, n)| **n > 0) {
             writeln!(out, "  {:<20} {n:>15}", format!("not: {why}"))?;
         }

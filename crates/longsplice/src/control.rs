@@ -13,6 +13,8 @@
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
 //! {"version":1,"ask":"purge","url":"http://a.example/x","below":true,"after":null}   {"version":1,"removed":3,"after":[0,4096]}:
 //! replies that caches have, some thousand files at a time; again with this `after`, until it is null
+//! {"version":1,"ask":"reload","enforce":true}   {"version":1,"reloaded":true,"added":["NAME"],"moved":[],"removed":[],"reset":0},
+//! the names of listeners, and the number of connections that were reset; or an error, and nothing has changed
 //! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
 //! seconds until the flows have ended; then, when detached, {"version":1,"stopped":true} or an error; then end of stream
 //! when the process exits
@@ -21,9 +23,9 @@
 //! flow; `ls` shows whether the flow was spliced. There is no authentication: the socket has mode 0600, and any process that
 //! can open it can use all requests.
 
-use crate::{args::TRACE_SECONDS_MAX, paths};
+use crate::{args::TRACE_SECONDS_MAX, configuring::Reloader, paths};
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
-use longsplice_proxy::{Purge, Purged, Server};
+use longsplice_proxy::{Purge, Purged, Reloaded, Server};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -138,6 +140,12 @@ pub enum Ask {
         #[serde(default)]
         after: Option<(usize, u64)>,
     },
+    /// Read the configuration anew.
+    Reload {
+        /// Reset live connections that it forbids.
+        #[serde(default)]
+        enforce: bool,
+    },
     /// Shut the proxy down.
     Stop {
         /// Seconds to wait for flows to end by themselves; null: end them now.
@@ -231,7 +239,7 @@ impl Control {
     }
 
     /// Answers requests until dropped. Requests to shut down are sent to `stop`.
-    pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>, stop: &mpsc::UnboundedSender<Stopper>) {
+    pub async fn serve(&self, splicer: &Splicer, reloader: &Reloader, stop: &mpsc::UnboundedSender<Stopper>) {
         loop {
             let Ok((mut stream, _)) = self.listener.accept().await else {
                 // Out of descriptors. Use the one in reserve: an operator who looks for the cause must still get in.
@@ -240,7 +248,8 @@ impl Control {
                 }
                 continue;
             };
-            let office = Office { splicer: splicer.clone(), server: server.clone() };
+            let (server, reloader) = (reloader.server.clone(), reloader.clone());
+            let office = Office { splicer: splicer.clone(), server, reloader };
             // Without a free slot the stream is closed at once, and the
             // client sees the end of the stream instead of an answer.
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
@@ -272,13 +281,27 @@ fn is_socket(path: &Path) -> bool {
 /// Creates the usual directory of the socket if it is missing, with access for our user only; another one has to be there. The
 /// owner is checked, because any user can create files in /tmp.
 fn make_directory(socket: &Path) -> io::Result<()> {
-    let Some(dir) = socket.parent().filter(|d| !d.as_os_str().is_empty()) else { return Ok(()) };
-    if paths::control_socket().is_ok_and(|usual| usual == socket)
+    if let Some(dir) = directory(socket)
+        && is_usual(socket)
         && let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
         && e.kind() != io::ErrorKind::AlreadyExists
     {
         return Err(e);
     }
+    check_directory(socket)
+}
+
+fn directory(socket: &Path) -> Option<&Path> {
+    socket.parent().filter(|d| !d.as_os_str().is_empty())
+}
+
+fn is_usual(socket: &Path) -> bool {
+    paths::control_socket().is_ok_and(|usual| usual == socket)
+}
+
+/// Checks whether the directory of the socket is there, unless it would be created, and whose it is.
+pub fn check_directory(socket: &Path) -> io::Result<()> {
+    let Some(dir) = directory(socket).filter(|dir| dir.exists() || !is_usual(socket)) else { return Ok(()) };
     let missing =
         |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}; create this directory first", dir.display()));
     let owner = fs::metadata(dir).map_err(missing)?.uid();
@@ -295,6 +318,7 @@ fn make_directory(socket: &Path) -> io::Result<()> {
 struct Office {
     splicer: Splicer,
     server: Arc<Server>,
+    reloader: Reloader,
 }
 
 impl Office {
@@ -325,6 +349,12 @@ impl Office {
                     let _ = timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await;
                     return Ok(Some(ending));
                 }
+                Ok(Ask::Reload { enforce }) => match self.reloader.reload(enforce).await {
+                    Ok(Reloaded { added, moved, removed, reset }) => json!({
+                        "version": VERSION, "reloaded": true, "added": added, "moved": moved, "removed": removed, "reset": reset
+                    }),
+                    Err(why) => error(&why),
+                },
                 Ok(Ask::Purge { url, below, after }) => self.purge(Purge { url, below, after }).await,
                 Ok(ask) => self.answer(ask),
                 Err(why) => error(&why),
@@ -404,7 +434,7 @@ impl Office {
 
     fn answer(&self, ask: Ask) -> Value {
         match ask {
-            Ask::Ls { .. } | Ask::Trace { .. } | Ask::Purge { .. } | Ask::Stop { .. } => {
+            Ask::Ls { .. } | Ask::Trace { .. } | Ask::Purge { .. } | Ask::Reload { .. } | Ask::Stop { .. } => {
                 unreachable!("answered by attend()")
             }
             Ask::Inspect { id } => match self.splicer.inspect(id) {
@@ -491,6 +521,7 @@ mod tests {
     fn requests_go_there_and_back() {
         for ask in [
             Ask::Counters,
+            Ask::Reload { enforce: true },
             Ask::Inspect { id: 7 },
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },

@@ -6,6 +6,7 @@
 
 mod args;
 mod client;
+mod configuring;
 mod control;
 mod doctor;
 mod farm;
@@ -23,7 +24,7 @@ pub use control::Ask;
 pub use ls::{Row, bytes, flows};
 pub use paths::{netns_inode, pin_folder};
 
-use args::{Args, Command};
+use args::{Args, Command, RunArgs};
 use clap::Parser;
 use std::{error::Error, io, process::ExitCode};
 
@@ -33,12 +34,14 @@ pub fn main() -> ExitCode {
     let (control, verbose) = (args.control.as_deref(), args.verbose);
     let outcome = match &args.command {
         Command::Run(run) => run::run(run, control, verbose),
+        Command::Check(run) => run::run(&RunArgs { check: true, ..(**run).clone() }, control, verbose),
         Command::Ls(args) => ls::ls(control, args),
         Command::Inspect(args) => inspect::inspect(control, args),
         Command::Trace(args) => trace::trace(control, args),
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Counters(json) => client::counters(control, json.json),
+        Command::Reload(args) => client::reload(control, args.enforce),
         Command::Purge(args) => client::purge(control, args),
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),

@@ -22,6 +22,9 @@ pub struct Row {
     pub id: u64,
     /// Protocol of the listener.
     pub protocol: String,
+    /// Name of the listener; none for flows of an earlier process.
+    #[serde(default)]
+    pub name: Option<String>,
     /// The client's address.
     pub client: String,
     /// The server's address.
@@ -105,21 +108,21 @@ pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>
     Ok(all.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
-const HEAD: [&str; 10] =
-    ["ID", "PROTO", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
+const HEAD: [&str; 11] =
+    ["ID", "PROTO", "LISTENER", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
 /// Right-aligned columns: numbers, and text whose end matters most.
-const RIGHT: [bool; 10] = [true, false, false, false, false, false, true, true, true, false];
+const RIGHT: [bool; 11] = [true, false, false, false, false, false, false, true, true, true, false];
 
 /// Formats a table. Columns are at least `width` wide, and `width` is updated to the widths used.
-fn table(rows: &[Row], width: &mut [usize; 10], head: bool) -> String {
-    let cells: Vec<[String; 10]> = rows.iter().map(cells).collect();
+fn table(rows: &[Row], width: &mut [usize; 11], head: bool) -> String {
+    let cells: Vec<[String; 11]> = rows.iter().map(cells).collect();
     for row in &cells {
         for (w, cell) in width.iter_mut().zip(row) {
             *w = (*w).max(cell.chars().count());
         }
     }
     let mut text = String::new();
-    let mut line = |row: &[String; 10]| {
+    let mut line = |row: &[String; 11]| {
         let mut l = String::new();
         for ((cell, w), right) in row.iter().zip(*width).zip(RIGHT) {
             l += &if right { format!("{cell:>w$}  ") } else { format!("{cell:<w$}  ") };
@@ -134,7 +137,7 @@ fn table(rows: &[Row], width: &mut [usize; 10], head: bool) -> String {
     text
 }
 
-fn cells(r: &Row) -> [String; 10] {
+fn cells(r: &Row) -> [String; 11] {
     let measured = r.path.map_or_else(String::new, |path| format!(" ({path})"));
     let why = match &r.refusal {
         Some(refusal) if ["spliced", "released"].contains(&&*r.state) => format!("stays {}: {refusal}", r.state),
@@ -144,6 +147,7 @@ fn cells(r: &Row) -> [String; 10] {
     [
         r.id.to_string(),
         r.protocol.clone(),
+        r.name.clone().unwrap_or_else(|| "-".into()),
         r.client.clone(),
         r.server.clone(),
         printable(&r.target),
@@ -193,6 +197,7 @@ mod tests {
         Row {
             id: 7,
             protocol: "socks5".into(),
+            name: Some("office".into()),
             client: "10.77.1.2:40000".into(),
             server: "10.77.2.2:80".into(),
             target: "example.org:80".into(),
@@ -220,8 +225,14 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
         assert!(lines[3].ends_with("stays spliced: fragments"), "{text}");
-        assert!(lines[0].starts_with("ID  PROTO   CLIENT"), "{text}");
-        assert!(lines[1].contains("120 B") && lines[1].contains("1.2 GB") && lines[1].contains("1:01 min"), "{text}");
+        assert!(lines[0].starts_with("ID  PROTO   LISTENER  CLIENT"), "{text}");
+        assert!(
+            lines[1].contains("120 B")
+                && lines[1].contains("office")
+                && lines[1].contains("1.2 GB")
+                && lines[1].contains("1:01 min"),
+            "{text}"
+        );
         assert!(lines[1].ends_with("device > forward > device"), "{text}");
         assert!(lines[2].ends_with("not spliced: loopback") && lines[2].contains("a?[2J"), "{text}");
     }

@@ -31,8 +31,10 @@ pub fn man() -> Outcome {
         let name = subcommand.get_bin_name().unwrap_or(subcommand.get_name());
         writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
         // Global options are already described above.
-        let own =
-            subcommand.clone().mut_args(|a| if a.is_global_set() || a.get_id() == "help" { a.hide(true) } else { a });
+        // Those of `check` are those of `run`.
+        let again = subcommand.get_name() == "check";
+        let is_told = |a: &clap::Arg| again || a.is_global_set() || a.get_id() == "help";
+        let own = subcommand.clone().mut_args(|a| if is_told(&a) { a.hide(true) } else { a });
         let man = clap_mangen::Man::new(own);
         let mut part = Vec::new();
         man.render_synopsis_section(&mut part)?;

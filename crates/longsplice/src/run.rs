@@ -6,24 +6,20 @@
 use crate::{
     Outcome,
     args::{Format, RunArgs},
-    control::{Control, Ending, Stopper, end_limit},
+    configuring::{Reloader, configure},
+    control::{self, Control, Ending, Stopper, end_limit},
     doctor, memory, paths,
 };
-use longsplice_datapath::{MAX_LISTENERS, give_large_blocks_back};
-use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer, Tpot};
-use longsplice_proxy::{
-    Config, ConfigError, ListenerConfig, Open, Prepared, Protocol, Server, Workers, limits::CONNECTIONS,
-    log::access_log::LogFormat,
-};
+use longsplice_datapath::give_large_blocks_back;
+use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot};
+use longsplice_proxy::{Config, ListenerConfig, Open, Prepared, Workers};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     io::{self, IsTerminal},
     iter::from_fn,
-    net::UdpSocket,
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
-    time::Duration,
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -39,23 +35,12 @@ const SERVICES: [Open; 2] = [longsplice_proxy_http::open, longsplice_proxy::ftp:
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     give_large_blocks_back();
     start_log(verbose, args.log_format == Some(Format::Json));
+    if args.check {
+        return check(args, control);
+    }
     let config = configure(args)?;
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    for source in &config.engine.sources {
-        let failed = |e| format!("{}source {source}: {e}; name addresses of this host", config.places.of(source));
-        UdpSocket::bind((*source, 0)).map_err(failed)?;
-    }
-    let tracked = |l: &&ListenerConfig| l.policy.when != SpliceWhen::Never || l.protocol == Protocol::Transparent;
-    let tracked = config.listeners.iter().filter(tracked).count();
-    if tracked > MAX_LISTENERS as usize && !args.copy_only {
-        let advice = "give some of them `splice = \"never\"`, or let another process have them, in a network namespace of its own";
-        return Err(format!("{tracked} listeners, of which {MAX_LISTENERS} can be spliced: {advice}").into());
-    }
     raise_descriptor_limit();
-    let path = match control.or(config.control.as_deref()) {
-        Some(path) => path.to_owned(),
-        None => paths::control_socket()?,
-    };
+    let path = control_path(&config, control)?;
     let workers = Workers::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve(args, config, &path, &workers));
@@ -64,48 +49,33 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     outcome
 }
 
-/// Reads the configuration file and applies the command line on top.
-fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
-    let mut config = match &args.config {
-        Some(file) => Config::from_file(file)?,
-        None => Config::default(),
-    };
-    config.add_args(&args.socks5, &args.http, &args.tls, &args.plug)?;
-    if let Some(when) = args.splice {
-        config.listeners.iter_mut().for_each(|l| l.policy.when = when);
+fn control_path(config: &Config, control: Option<&Path>) -> io::Result<PathBuf> {
+    match control.or(config.control.as_deref()) {
+        Some(path) => Ok(path.to_owned()),
+        None => paths::control_socket(),
     }
-    if let Some(path) = args.path {
-        config.listeners.iter_mut().for_each(|l| l.policy.path = path);
+}
+
+/// `longsplice run --check` and `longsplice check`: says what would end a start, and touches nothing.
+fn check(args: &RunArgs, control: Option<&Path>) -> Outcome {
+    let config = configure(args)?;
+    let path = control_path(&config, control)?;
+    control::check_directory(&path).map_err(|e| no_control(&path, &e))?;
+    longsplice_proxy::check(&config)?;
+    if !args.copy_only
+        && let Err(e) = config.engine.datapath.check_devices()
+    {
+        if config.splice.is_fatal(&e) {
+            return Err(e.to_string().into());
+        }
+        tracing::warn!("connections would be copied, not spliced: {e}");
     }
-    if let Some(seconds) = args.keepalive {
-        let after = Some(Duration::from_secs(seconds.into()));
-        config.listeners.iter_mut().for_each(|l| l.policy.keepalive = after);
-    }
-    let datapath = &mut config.engine.datapath;
-    if !args.device.is_empty() {
-        datapath.devices.clone_from(&args.device);
-    }
-    if !args.xdp.is_empty() {
-        datapath.xdp.clone_from(&args.xdp);
-    }
-    if !args.peer.is_empty() {
-        datapath.peer.clone_from(&args.peer);
-    }
-    datapath.max_flows = args.max_flows;
-    if let Some(dir) = &args.tap {
-        config.listeners.iter_mut().for_each(|l| l.tap = Some(dir.clone()));
-    }
-    if let Some(file) = &args.access_log {
-        config.log.to = file.as_path().into();
-    }
-    match args.log_format {
-        Some(Format::Text) => config.log.format = LogFormat::Text,
-        Some(Format::Json) => config.log.format = LogFormat::Json,
-        None => {}
-    }
-    config.leave_flows_on_stop |= args.leave_flows;
-    config.connections.get_or_insert(CONNECTIONS.max(args.max_flows));
-    Ok(config)
+    println!("nothing is wrong with the configuration ({} listeners)", config.listeners.len());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn no_control(path: &Path, error: &io::Error) -> String {
+    format!("control socket {}: {error}", path.display())
 }
 
 pub(crate) fn start_log(verbose: u8, json: bool) {
@@ -142,10 +112,10 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
         tracing::warn!("{warning}");
     }
-    if config.listeners.iter().all(|l| l.tap_dirs().next().is_none() && l.cache().is_none()) {
+    if !config.listeners.iter().any(ListenerConfig::copies) {
         options.datapath.tap_ring = 0; // the smallest possible
     }
-    if config.listeners.iter().all(|l| !l.policy.hold && !l.holds_first_data()) {
+    if !config.listeners.iter().any(ListenerConfig::holds) {
         options.datapath.hold_ring = 0;
     }
     // the longest of all: the listener of a recovered flow is not known
@@ -211,7 +181,7 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     let leave = config.leave_flows_on_stop;
     // Bind this before the listeners: if the socket is taken, another
     // process runs, and clients meant for it must not reach us.
-    let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
+    let control = Control::bind(path).map_err(|e| no_control(path, &e))?;
     // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
     let preparing = spawn_blocking(move || Prepared::new(config, &SERVICES));
     let prepared = tokio::select! {
@@ -230,25 +200,27 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
             return Err(e.into());
         }
     };
+    let reloader = Reloader::new(args, server.clone(), leave);
     let (stop, mut stops) = mpsc::unbounded_channel();
     let mut stoppers = Vec::new();
     // Scripts wait for this line: everything is ready now.
     tracing::info!("control socket {}", path.display());
     let ending = tokio::select! {
-        () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
-        ending = signals.until_end(&server) => ending,
+        () = control.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
+        ending = signals.until_end(&reloader) => ending,
         stopper = stops.recv() => {
             stoppers.extend(stopper);
             stoppers[0].ending
         }
     };
     // Operators can still inspect flows while they drain.
+    let leave = reloader.leaves_flows();
     tokio::select! {
-        () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
-        () = end(&splicer, &server, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
+        () = control.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
+        () = end(&splicer, &reloader, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
     }
     let tpot = server.tpot();
-    drop(server);
+    drop((server, reloader));
     let closed = close(splicer, leave && !ending.flush).and_then(|()| tpot.as_deref().map_or(Ok(()), close_tpot));
     drop(control);
     stoppers.extend(from_fn(|| stops.try_recv().ok()));
@@ -259,17 +231,18 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
 /// Ends all flows in the way that `ending` asks for.
 async fn end(
     splicer: &Splicer,
-    server: &Server,
+    reloader: &Reloader,
     ending: Ending,
     leave: bool,
     (signals, stops, stoppers): (&mut Signals, &mut mpsc::UnboundedReceiver<Stopper>, &mut Vec<Stopper>),
 ) {
+    let server = &reloader.server;
     server.stop_accepting();
     if let Some(limit) = ending.drain {
         tracing::info!("draining for at most {} s", limit.as_secs());
         tokio::select! {
             left = server.drain(limit) => tracing::info!("{left} connections left after draining"),
-            _ = signals.until_end(server) => {}
+            _ = signals.until_end(reloader) => {}
             stopper = stops.recv() => {
                 stoppers.extend(stopper);
                 tracing::info!("told again to stop: no more draining");
@@ -340,17 +313,21 @@ impl Signals {
         }
     }
 
-    /// Waits for SIGTERM or SIGINT. Meanwhile SIGHUP reopens the access log, and so does SIGUSR1, which other proxies use
-    /// for this. SIGUSR2 is caught and ignored, since its default action would kill the process.
-    async fn until_end(&mut self, server: &Server) -> Ending {
+    /// Waits for SIGTERM or SIGINT. Meanwhile SIGUSR1 reopens the access log, and SIGHUP reloads the configuration as well. SIGUSR2
+    /// is caught and ignored, since its default action would kill the process.
+    async fn until_end(&mut self, reloader: &Reloader) -> Ending {
         loop {
             let [user1, user2] = &mut self.user;
             let name = tokio::select! {
                 _ = self.terminate.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
-                name = async { tokio::select! { _ = self.hang_up.recv() => "SIGHUP", _ = user1.recv() => "SIGUSR1" } } => {
-                    tracing::info!("{name}: opening the access log anew");
-                    server.reopen_log();
+                _ = self.hang_up.recv() => {
+                    reloader.hang_up();
+                    continue;
+                }
+                _ = user1.recv() => {
+                    tracing::info!("SIGUSR1: opening the access log anew");
+                    reloader.server.reopen_log();
                     continue;
                 }
                 _ = user2.recv() => {

@@ -34,6 +34,7 @@ mod peers;
 mod plugged;
 mod recovered;
 mod refusals;
+mod reload;
 mod resets;
 mod running;
 mod sites;

@@ -65,7 +65,8 @@ fn spliced_logged_and_under_the_rules() {
     let refused = lab.client.run(|| TcpStream::connect(at(Family::V4)));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
     eventually("a count", || (proxy.count("proxy", "unreachable") == 1).then_some(()));
-    proxy.wait_message(&format!("the target {} of a plug is not reached by", target(Family::V4)));
+    let (named, of) = (target(Family::V4), at(Family::V4));
+    proxy.wait_message(&format!("the target {named} of plug-{of} is not reached by"));
 
     // As with any plug, the rules are for clients that are connected, and what they deny is logged.
     let second = Script { local: Some(topology::CLIENT_SECOND.port(Family::V4, 0)), ..Script::opener(1) };

@@ -40,7 +40,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, RwLock, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, RwLock, Weak, atomic::Ordering::Relaxed},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -60,10 +60,30 @@ pub(crate) struct Cache {
     shared: Arc<CacheInner>,
 }
 
+/// Tells when a cache that nobody uses any more has left its directory: its writer may have to end first.
+#[derive(Debug, Clone)]
+pub(crate) struct Leaving(Weak<CacheInner>);
+
+impl Leaving {
+    pub fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
+    /// Waits until then, for `limit` at most. Blocks the thread.
+    pub fn wait(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while !self.is_over() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 /// State shared by the cache handles and the writer.
 #[derive(Debug)]
 struct CacheInner {
-    config: CacheConfig,
+    dir: PathBuf,
+    /// Settings, which may change.
+    config: RwLock<Arc<CacheConfig>>,
     state: Mutex<Contents>,
     turns: Turns,
     counts: Counts,
@@ -135,7 +155,8 @@ impl Cache {
             e => e.into(),
         })?;
         let shared = Arc::new(CacheInner {
-            config: config.clone(),
+            dir: dir.clone(),
+            config: RwLock::new(Arc::new(config.clone())),
             state: Mutex::default(),
             turns: Turns::default(),
             counts: Default::default(),
@@ -147,8 +168,20 @@ impl Cache {
         Ok((Cache { taps, shared }, reader))
     }
 
-    pub fn config(&self) -> &CacheConfig {
-        &self.shared.config
+    pub fn leaving(&self) -> Leaving {
+        Leaving(Arc::downgrade(&self.shared))
+    }
+
+    pub fn config(&self) -> Arc<CacheConfig> {
+        self.shared.config()
+    }
+
+    /// Changes the settings. If there is more than fits now, replies are evicted.
+    pub fn configure(&self, config: &CacheConfig) {
+        if *self.config() != *config {
+            *self.shared.config.write().expect("nothing panics under this lock") = Arc::new(config.clone());
+            self.shared.make_room(&mut self.shared.state());
+        }
     }
 
     pub fn count(&self, count: Count) {
@@ -182,7 +215,7 @@ impl Cache {
 
     /// Begins to store a reply whose head has arrived, with the `first` bytes of its body. `None`: it is not stored now.
     pub fn fill(&self, meta: Meta, framing: Framing, first: &[u8], turn: Option<Turn>) -> Option<(Fill, Tap)> {
-        let most = self.shared.config.object;
+        let most = self.config().object;
         if matches!(framing, Framing::Exact(n) if n > most) {
             self.count(Count::Large);
             return None;
@@ -288,16 +321,20 @@ impl CacheInner {
         self.state.lock().expect("nothing panics under this lock")
     }
 
+    fn config(&self) -> Arc<CacheConfig> {
+        self.config.read().expect("nothing panics under this lock").clone()
+    }
+
     fn count(&self, count: Count) {
         self.counts[count as usize].fetch_add(1, Relaxed);
     }
 
     fn entry(&self, file: u64) -> PathBuf {
-        self.config.dir.join(format!("{file:016x}.entry"))
+        self.dir.join(format!("{file:016x}.entry"))
     }
 
     fn temporary(&self, file: u64) -> PathBuf {
-        self.config.dir.join(format!("{file:016x}.tmp"))
+        self.dir.join(format!("{file:016x}.tmp"))
     }
 
     fn unlink(path: &Path) {
@@ -327,7 +364,7 @@ impl CacheInner {
     /// Builds the index from the directory. Files with unknown names are left alone.
     fn learn(&self) -> io::Result<()> {
         let mut found = Vec::new();
-        for file in fs::read_dir(&self.config.dir)? {
+        for file in fs::read_dir(&self.dir)? {
             let path = file?.path();
             let number = path.file_stem().and_then(|s| s.to_str()).filter(|s| s.len() == 16);
             let number = number.and_then(|s| u64::from_str_radix(s, 16).ok()).filter(|n| *n < u64::MAX / 2);
@@ -358,7 +395,8 @@ impl CacheInner {
 
     /// Evicts replies until the total size is within the limit. False: nothing is left to evict.
     fn make_room(&self, state: &mut Contents) -> bool {
-        while state.index.bytes() + state.writing > self.config.size {
+        let size = self.config().size;
+        while state.index.bytes() + state.writing > size {
             let Some(file) = state.index.evict() else { return false };
             CacheInner::unlink(&self.entry(file));
             self.count(Count::Evicted);
@@ -508,7 +546,7 @@ impl Fetch {
     /// Whether the stored reply may be sent because the server has failed (RFC 5861, 4).
     pub fn stands_in(&self) -> bool {
         let (Some(question), Some(stale)) = (&self.question, &self.stale) else { return false };
-        let default = self.cache.shared.config.stale_if_error;
+        let default = self.cache.config().stale_if_error;
         stale.stored.meta.may_be_stale(question, "stale-if-error", default, SystemTime::now())
     }
 

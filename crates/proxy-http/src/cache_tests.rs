@@ -34,7 +34,7 @@ impl Scene {
     /// Simulates a restart of the program.
     fn again(self) -> Scene {
         let Scene { dir, cache, writer, .. } = self;
-        let size = cache.shared.config.size;
+        let size = cache.config().size;
         drop((cache, writer));
         Scene::with(dir, size)
     }

@@ -25,7 +25,7 @@ use alarm::Alarm;
 use bytes::Bytes;
 use fields::Current;
 use forward_request::{Held, RoutedRequest, To};
-use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
+use longsplice_engine::{Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, accept::KNOWN, forward, path, reply::Reply};
 use longsplice_proxy::{
     access::Denied,
@@ -94,6 +94,7 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
     let client = Stream::with(client, &read);
     let shared = live.shared.clone();
     let mut stop = shared.stop.clone();
+    let began = Instant::now();
     let mut row = Row {
         live,
         front,
@@ -102,7 +103,7 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
         client,
         server: None,
         habit: Habit::default(),
-        began: Instant::now(),
+        began,
         count: 0,
         current: Current::default(),
         pending: None,
@@ -110,13 +111,18 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
         // also completes if the sender is gone
         stop: Box::pin(async move { drop(stop.wait_for(|stop| *stop).await) }),
     };
+    let end = row.live.end();
     let next = tokio::select! {
         next = row.requests() => next,
-        () = shared.splicer.stopped() => Next::Reset,
+        () = end => Next::Reset,
     };
-    if let Some((started, method)) = row.pending.take() {
+    let is_forbidden = matches!(next, Next::Reset) && row.live.is_forbidden();
+    let pending = row.pending.take().map(|(started, method)| (started, Some(method)));
+    // between two requests, there is one to tell of only if the connection does not simply end with all others
+    if let Some((started, method)) = pending.or_else(|| is_forbidden.then_some((began, None))) {
         let mut record = row.record();
-        (record.method, record.how) = (Some(method), EndReason::Stopped.as_str());
+        record.method = method;
+        row.live.ended(&mut record);
         write(&row.live, record, started);
     }
     let Row { live, mut client, server, began, .. } = row;
@@ -137,9 +143,11 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
         }
         Next::Reset => {
             // what came of the reply before it broke off, unless everything ends
-            tokio::select! {
-                () = client.leg.delivered(DELIVER) => {}
-                () = shared.splicer.stopped() => {}
+            if !is_forbidden {
+                tokio::select! {
+                    () = client.leg.delivered(DELIVER) => {}
+                    () = shared.splicer.stopped() => {}
+                }
             }
             client.leg.reset_at_close();
         }
@@ -157,7 +165,7 @@ impl Row<'_> {
     }
 
     fn record(&self) -> Record {
-        Record::new(self.front.listener.protocol.name(), self.front.listener.listen, self.client.leg.source())
+        self.front.listener.record(self.client.leg.source())
     }
 
     /// Serves one request after the other.

@@ -25,10 +25,10 @@ use longsplice_proxy::{
 };
 use std::{
     collections::VecDeque,
-    fmt::Display,
+    fmt::{self, Display},
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -53,12 +53,20 @@ pub(crate) struct Upkeep {
     pub stop: watch::Receiver<bool>,
 }
 
+impl fmt::Debug for Upkeep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Upkeep")
+    }
+}
+
 /// A running pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub config: PoolConfig,
     members: Vec<Arc<Member>>,
     turns: Mutex<Turns>,
+    /// What its tasks use, once they have begun.
+    upkeep: OnceLock<Upkeep>,
 }
 
 /// A server of a running pool.
@@ -136,7 +144,7 @@ impl Pool {
             })
         };
         let members: Vec<_> = config.servers.iter().enumerate().map(member).collect();
-        Pool { turns: Mutex::new(Turns::new(members.len())), members, config }
+        Pool { turns: Mutex::new(Turns::new(members.len())), members, config, upkeep: OnceLock::new() }
     }
 
     /// Returns what decides about the server of a request.
@@ -172,20 +180,41 @@ impl Pool {
         index.map(|i| Lease::new(&self.members[i]))
     }
 
-    /// Starts the tasks that check servers and close old connections.
+    /// Starts the tasks that check servers and close old connections, unless they run. They end with the pool, which lives as
+    /// long as a listener leads to it, or a connection that began when one did.
     pub fn tend(self: &Arc<Self>, upkeep: &Upkeep) -> Vec<JoinHandle<()>> {
-        let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), upkeep.clone()))];
+        if self.upkeep.set(upkeep.clone()).is_err() {
+            return Vec::new();
+        }
+        let mut tasks = vec![tokio::spawn(sweep_all(Arc::downgrade(self), upkeep.clone()))];
         for member in self.config.check.iter().flat_map(|_| &self.members) {
-            tasks.extend(
-                self.config.check.clone().map(|c| tokio::spawn(check::watch(member.clone(), c, upkeep.clone()))),
-            );
+            let member = Arc::downgrade(member);
+            tasks.extend(self.config.check.clone().map(|c| tokio::spawn(check::watch(member, c, upkeep.clone()))));
         }
         tasks
+    }
+
+    /// What is known of its servers is known of those of `before`, too, the pool of the same name in the configuration before.
+    pub fn learn(&self, before: &Pool) {
+        for member in &self.members {
+            let known = before.members.iter().find(|known| known.target == member.target);
+            for known in known.into_iter().filter(|known| known.limits == member.limits) {
+                *lock(&member.health) = lock(&known.health).clone();
+                *lock(&member.back) = *lock(&known.back);
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let close = |upkeep: &Upkeep| self.members.iter().for_each(|m| m.sweep(&upkeep.splicer, true));
+        self.upkeep.get().into_iter().for_each(close);
     }
 }
 
 /// Closes connections that were idle for too long or that servers have closed; at the end, all of them.
-async fn sweep_all(pool: Arc<Pool>, upkeep: Upkeep) {
+async fn sweep_all(pool: Weak<Pool>, upkeep: Upkeep) {
     let Upkeep { splicer, mut stop, .. } = upkeep;
     let mut tick = interval(SWEEP);
     loop {
@@ -193,6 +222,7 @@ async fn sweep_all(pool: Arc<Pool>, upkeep: Upkeep) {
             _ = stop.wait_for(|stop| *stop) => true,
             _ = tick.tick() => false,
         };
+        let Some(pool) = pool.upgrade() else { return };
         pool.members.iter().for_each(|m| m.sweep(&splicer, stopped));
         if stopped {
             return;

@@ -1,7 +1,7 @@
 //! HTTP as one of the protocols of a program: what all its listeners share, and what goes on beside connections.
 
 use crate::{
-    cache::{self, Cache},
+    cache::{self, Cache, Leaving},
     connection::{self, HttpListener},
     pool::{Pool, Upkeep},
 };
@@ -9,11 +9,24 @@ use bytes::Bytes;
 use longsplice_engine::Leg;
 use longsplice_proxy::{
     Config, CounterValues, Handler, ListenerConfig, Protocol, Purge, Purged, Service, StartError,
+    config::pool::PoolConfig,
     context::{Front, Live, ServerContext},
     counters::cache::CacheValues,
 };
-use std::{collections::HashMap, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 use tokio::task::JoinHandle;
+
+/// Time that a cache has to leave its directory, for the same one again: its writer ends within milliseconds.
+const LEAVES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Caches by directory, of listeners that there are or were.
+type Known = HashMap<PathBuf, (Weak<Cache>, Leaving)>;
 
 /// The pools and caches of all listeners.
 struct Http {
@@ -21,20 +34,45 @@ struct Http {
     pools: Arc<HashMap<String, Arc<Pool>>>,
     /// Caches by directory.
     caches: HashMap<PathBuf, Arc<Cache>>,
+    /// Those of configurations before, too.
+    all: Arc<Mutex<Known>>,
 }
 
 /// Opens the caches of the configuration, and makes its pools. Fails if a cache cannot be had.
 pub fn open(config: &Config) -> Result<Arc<dyn Service>, StartError> {
-    let mut caches = HashMap::new();
-    for config in config.listeners.iter().filter_map(ListenerConfig::cache) {
-        if !caches.contains_key(&config.dir) {
-            let cache = Cache::open(config);
-            let cache = cache.map_err(|source| StartError::Cache { dir: config.dir.clone(), source })?;
-            caches.insert(config.dir.clone(), Arc::new(cache));
+    let none = Http { pools: Arc::default(), caches: HashMap::new(), all: Arc::default() };
+    Ok(Arc::new(none.opened(config)?))
+}
+
+impl Http {
+    /// Returns what this configuration needs. What is there already, and the same, is used again.
+    fn opened(&self, config: &Config) -> Result<Http, StartError> {
+        let (mut caches, mut all) = (HashMap::new(), self.all.lock().unwrap_or_else(PoisonError::into_inner));
+        all.retain(|_, (_, leaving)| !leaving.is_over());
+        for config in config.listeners.iter().filter_map(ListenerConfig::cache) {
+            if !caches.contains_key(&config.dir) {
+                // one that no listener has had for a while may still have connections, and only one can have the directory
+                let open = || {
+                    all.get(&config.dir).into_iter().for_each(|(_, leaving)| leaving.wait(LEAVES_WITHIN));
+                    let opened = Cache::open(config).map(Arc::new);
+                    opened.map_err(|source| StartError::Cache { dir: config.dir.clone(), source })
+                };
+                let cache = all.get(&config.dir).and_then(|(cache, _)| cache.upgrade()).map_or_else(open, Ok)?;
+                all.insert(config.dir.clone(), (Arc::downgrade(&cache), cache.leaving()));
+                caches.insert(config.dir.clone(), cache);
+            }
         }
+        let pool = |config: &PoolConfig| {
+            let before = self.pools.get(&config.name);
+            let pool = before.filter(|before| before.config == *config).cloned().unwrap_or_else(|| {
+                let pool = Pool::new(config.clone());
+                before.into_iter().for_each(|before| pool.learn(before));
+                Arc::new(pool)
+            });
+            (config.name.clone(), pool)
+        };
+        Ok(Http { pools: Arc::new(config.pools.iter().map(pool).collect()), caches, all: self.all.clone() })
     }
-    let pools = config.pools.iter().map(|pool| (pool.name.clone(), Arc::new(Pool::new(pool.clone())))).collect();
-    Ok(Arc::new(Http { pools: Arc::new(pools), caches }))
 }
 
 impl Service for Http {
@@ -58,6 +96,16 @@ impl Service for Http {
             stop: shared.stop.clone(),
         };
         self.pools.values().flat_map(|pool| pool.tend(&upkeep)).collect()
+    }
+
+    fn reopen(&self, config: &Config) -> Result<Arc<dyn Service>, StartError> {
+        Ok(Arc::new(self.opened(config)?))
+    }
+
+    fn take_effect(&self, config: &Config) {
+        for of in config.listeners.iter().filter_map(ListenerConfig::cache) {
+            self.caches.get(&of.dir).into_iter().for_each(|cache| cache.configure(of));
+        }
     }
 
     fn count(&self, values: &mut CounterValues) {

@@ -14,7 +14,10 @@ pub mod guarded_ranges;
 mod index;
 pub mod own;
 
-use crate::target::{Host, Target};
+use crate::{
+    later::Later,
+    target::{Host, Target},
+};
 use index::Index;
 use ipnet::{IpNet, Ipv4Net};
 use longsplice_http::path;
@@ -22,7 +25,6 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     str::FromStr,
-    sync::Arc,
 };
 
 /// Effect of a rule.
@@ -117,7 +119,7 @@ impl<'a> Subject<'a> {
 /// The rules of a listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    filed: Arc<Filed>,
+    filed: Later<Filed>,
     /// Whether guarded addresses are denied unless a rule opens them.
     pub guarded: bool,
     /// Whether all addresses of this machine are guarded, if any are.
@@ -200,12 +202,27 @@ impl Rules {
     pub fn new(list: Vec<Rule>, guarded: bool) -> Rules {
         let (by_address, by_name) = (Index::of(&list, false), Index::of(&list, true));
         let know_paths = list.iter().any(|rule| !rule.path.is_empty());
-        Rules { filed: Arc::new(Filed { list, by_address, by_name, know_paths }), guarded, own_too: guarded }
+        Rules { filed: Later::new(Filed { list, by_address, by_name, know_paths }), guarded, own_too: guarded }
     }
 
     /// Returns the rules in order.
     pub fn list(&self) -> &[Rule] {
-        &self.filed.list
+        &self.filed.own.list
+    }
+
+    /// Takes their place behind those that the listener has had before, if it had any.
+    pub(crate) fn follow(&mut self, before: Option<&Rules>) {
+        self.filed.follow(before.map(|rules| &rules.filed));
+    }
+
+    /// Whether they are those of a listener, and not of something within.
+    pub(crate) fn are_of_listener(&self) -> bool {
+        self.filed.is_of_listener()
+    }
+
+    /// From now on, connections that began with earlier ones are judged by these.
+    pub(crate) fn replace_earlier(&self) {
+        self.filed.replace_earlier();
     }
 
     /// Returns the same rules with guarded addresses open.
@@ -227,24 +244,11 @@ impl Rules {
         if self.guarded { range().or_else(own) } else { None }
     }
 
-    /// Returns the rules that may match, with their numbers, in order. `ip`: `None` if the name is not resolved yet.
-    fn candidates(
-        &self,
-        subject: &Subject<'_>,
-        host: &Host,
-        ip: Option<IpAddr>,
-        port: u16,
-    ) -> impl Iterator<Item = (usize, &Rule)> {
-        let Filed { list, by_address, by_name, .. } = &*self.filed;
-        let index = if ip.is_some() { by_address } else { by_name };
-        index.candidates(subject.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
-    }
-
     /// Checks whether the request may go to `server`, an address of `target`.
     pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
-        let guard = self.guard(ip);
-        for (i, rule) in self.candidates(subject, &target.host, Some(ip), server.port()) {
+        let (guard, filed) = (self.guard(ip), self.filed.now());
+        for (i, rule) in filed.candidates(subject, &target.host, Some(ip), server.port()) {
             if !rule.covers(subject, server.port()) {
                 continue;
             }
@@ -259,12 +263,13 @@ impl Rules {
 
     /// Whether any rule has paths, so that request paths have to be parsed.
     pub fn know_paths(&self) -> bool {
-        self.filed.know_paths
+        self.filed.now().know_paths
     }
 
     /// Checks whether the request is denied for every address of the name. Such names are not looked up at all.
     pub fn check_name(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
-        for (i, rule) in self.candidates(subject, &target.host, None, target.port) {
+        let filed = self.filed.now();
+        for (i, rule) in filed.candidates(subject, &target.host, None, target.port) {
             if !rule.covers(subject, target.port) {
                 continue;
             }
@@ -279,6 +284,21 @@ impl Rules {
             }
         }
         Ok(())
+    }
+}
+
+impl Filed {
+    /// Returns the rules that may match, with their numbers, in order. `ip`: `None` if the name is not resolved yet.
+    fn candidates(
+        &self,
+        subject: &Subject<'_>,
+        host: &Host,
+        ip: Option<IpAddr>,
+        port: u16,
+    ) -> impl Iterator<Item = (usize, &Rule)> {
+        let Filed { list, by_address, by_name, .. } = self;
+        let index = if ip.is_some() { by_address } else { by_name };
+        index.candidates(subject.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
     }
 }
 

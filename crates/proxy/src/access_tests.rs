@@ -199,7 +199,8 @@ fn methods_and_paths() {
 /// Returns the rules that are tried for this request, by address and by name.
 fn tried(rules: &Rules, client: &str, target: &str, ip: &str) -> [Vec<usize>; 2] {
     let (client, target) = (client.parse().unwrap(), target.parse::<Target>().unwrap());
-    let numbers = |ip| rules.candidates(&Subject::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
+    let numbers =
+        |ip| rules.filed.own.candidates(&Subject::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
     [numbers(Some(ip.parse().unwrap())), numbers(None)]
 }
 
@@ -274,8 +275,12 @@ fn none_is_left_out_that_matches() {
                         all.map(|(n, _)| n).collect::<Vec<_>>()
                     };
                     for known in [true, false] {
-                        let tried: Vec<_> =
-                            rules.candidates(&subject, &host, known.then_some(ip), port).map(|(n, _)| n).collect();
+                        let tried: Vec<_> = rules
+                            .filed
+                            .own
+                            .candidates(&subject, &host, known.then_some(ip), port)
+                            .map(|(n, _)| n)
+                            .collect();
                         let matching = matching(known);
                         assert!(tried.is_sorted_by(|a, b| a < b), "{tried:?}");
                         assert!(matching.iter().all(|n| tried.contains(n)), "{matching:?} of {tried:?}");

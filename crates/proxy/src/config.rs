@@ -26,9 +26,20 @@ mod trigger;
 mod value;
 
 use crate::{
-    access::Rules, commands::Commands, fields::FieldChanges, filter::Filter, first_bytes::FirstBytes, limits::Limits,
-    log::access_log::LogConfig, pages::ErrorPages, proxy_protocol::ProxyProtocol, routes::Route, secrets::is_trusted,
-    target::Target, triggers::Trigger, users::Users,
+    access::Rules,
+    commands::Commands,
+    fields::FieldChanges,
+    filter::Filter,
+    first_bytes::FirstBytes,
+    limits::Limits,
+    log::access_log::{LogConfig, Record},
+    pages::ErrorPages,
+    proxy_protocol::ProxyProtocol,
+    routes::Route,
+    secrets::is_trusted,
+    target::Target,
+    triggers::Trigger,
+    users::Users,
 };
 pub use asking::Asking;
 pub use cache::CacheConfig;
@@ -73,6 +84,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Whether spliced flows continue when the program stops.
     pub leave_flows_on_stop: bool,
+    /// Whether each reload judges live connections again.
+    pub enforce: bool,
     /// Whether the file holds passwords that are not hashes.
     has_passwords: bool,
     /// What works but is hardly meant, each with its place.
@@ -91,6 +104,11 @@ impl Places {
         let value = value.to_string();
         let place = self.0.iter().find(|(known, _)| *known == value);
         place.map_or_else(String::new, |(_, place)| format!("{place}: "))
+    }
+
+    /// Returns what stands for a key at the top level.
+    pub(crate) fn key(key: &str) -> String {
+        format!("the key {key}")
     }
 
     fn add(&mut self, value: impl fmt::Display, place: String) {
@@ -123,9 +141,20 @@ impl Splicing {
     }
 }
 
+/// From when on the data path knows the connections of a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    Never,
+    /// It adopts them when a splice is due.
+    WhenDue,
+    FromSyn,
+}
+
 /// One listening address.
 #[derive(Debug, Clone)]
 pub struct ListenerConfig {
+    /// Name, which no other listener has: by default, PROTOCOL-ADDRESS.
+    pub name: Arc<str>,
     /// Listening address.
     pub listen: SocketAddr,
     /// Protocol of the clients.
@@ -287,6 +316,53 @@ impl Protocol {
     pub fn name(&self) -> &'static str {
         self.traits().name
     }
+
+    /// Returns the users of the listener, if its clients can log in.
+    pub(crate) fn users(&self) -> Option<&Users> {
+        match self {
+            Protocol::Socks5 { users, .. } => Some(users),
+            Protocol::Http(http) => Some(&http.users),
+            Protocol::Ftp(ftp) => Some(&ftp.users),
+            Protocol::Login(login) => Some(&login.users),
+            Protocol::Tls(_) | Protocol::Plug { .. } | Protocol::Transparent | Protocol::Tpot => None,
+        }
+    }
+
+    /// Returns these users, and those of routes.
+    pub(crate) fn all_users(&self) -> impl Iterator<Item = &Users> {
+        let routes = if let Protocol::Http(http) = self { &http.routes[..] } else { &[] };
+        self.users().into_iter().chain(routes.iter().map(|route| &route.users))
+    }
+
+    /// Lets users take their place behind those of the configuration before, if the listener was there.
+    pub(crate) fn follow(&mut self, before: Option<&Protocol>) {
+        let known = before.and_then(Protocol::users);
+        match self {
+            Protocol::Socks5 { users, .. } => users.follow(known),
+            Protocol::Ftp(ftp) => ftp.users.follow(known),
+            Protocol::Login(login) => {
+                login.users.follow(known);
+                if let Some(Protocol::Login(old)) = before
+                    && login.max_failures == old.max_failures
+                {
+                    login.failures = old.failures.clone();
+                }
+            }
+            Protocol::Http(http) => {
+                http.users.follow(known);
+                let old = if let Some(Protocol::Http(old)) = before { &old.routes[..] } else { &[] };
+                for route in &mut http.routes {
+                    let same = old.iter().find(|old| old.hosts == route.hosts && old.path == route.path);
+                    route.users.follow(same.map(|old| &old.users));
+                }
+            }
+            Protocol::Tls(_) | Protocol::Plug { .. } | Protocol::Transparent | Protocol::Tpot => {}
+        }
+    }
+}
+
+fn default_name(protocol: &Protocol, listen: SocketAddr) -> String {
+    format!("{}-{listen}", protocol.name())
 }
 
 /// Error in the configuration.
@@ -330,6 +406,7 @@ impl ListenerConfig {
         let rules = Rules::new(Vec::new(), protocol.traits().guarded);
         let intercepts = (protocol == Protocol::Tpot).then_some(TpotWhose::Askers);
         ListenerConfig {
+            name: default_name(&protocol, listen).into(),
             listen,
             intercepts,
             shows_clients: false,
@@ -343,6 +420,17 @@ impl ListenerConfig {
             tap: None,
             triggers: Arc::default(),
         }
+    }
+
+    fn default_name(&self) -> String {
+        default_name(&self.protocol, self.listen)
+    }
+
+    /// Returns the record of a connection to it, for the access log.
+    pub fn record(&self, client: SocketAddr) -> Record {
+        let mut record = Record::new(self.protocol.name(), self.listen, client);
+        record.name = Some(self.name.clone());
+        record
     }
 
     /// Returns the names of the pools that its routes lead to.
@@ -368,13 +456,19 @@ impl ListenerConfig {
         }
     }
 
-    /// Returns whether the data path makes records only for those connections that are spliced. Where a connection leads to others,
-    /// or its messages are spliced one by one, records from the handshake on are better.
-    pub(crate) fn adopts(&self) -> bool {
-        matches!(self.protocol, Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Login(_) | Protocol::Plug { .. })
-            && matches!(self.policy.when, SpliceWhen::AfterBytes(1..))
-            && !self.is_between_hosts()
-            && !self.shows_clients
+    /// Returns from when on the data path knows the connections. Where one leads to others, or its messages are spliced one by one,
+    /// records from the handshake on are better.
+    pub(crate) fn tracking(&self) -> Tracking {
+        let can_adopt = matches!(
+            self.protocol,
+            Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Login(_) | Protocol::Plug { .. }
+        );
+        match self.policy.when {
+            _ if !self.binds() || self.end_to_end().is_some() || self.shows_clients => Tracking::FromSyn,
+            SpliceWhen::Never => Tracking::Never,
+            SpliceWhen::AfterBytes(1..) if can_adopt => Tracking::WhenDue,
+            _ => Tracking::FromSyn,
+        }
     }
 
     /// Returns whether clients and servers shake hands with each other. That needs raw sockets.
@@ -410,6 +504,16 @@ impl ListenerConfig {
         };
         let of_routes = routes.iter().filter_map(|route| route.target.as_ref());
         self.fixed_target().into_iter().chain(of_routes).chain(named.iter().map(|destination| &destination.target))
+    }
+
+    /// Returns whether the data path copies what passes, for taps or a cache.
+    pub fn copies(&self) -> bool {
+        self.tap_dirs().next().is_some() || self.cache().is_some()
+    }
+
+    /// Returns whether the data path holds segments.
+    pub fn holds(&self) -> bool {
+        self.policy.hold || self.holds_first_data()
     }
 
     /// Returns whether the first data of connections is held until they are spliced: their hosts shake hands with each other,
@@ -523,6 +627,21 @@ impl Config {
         if let Some(other) = self.collision(&listener) {
             return Err(wrong_argument(option, value, &Twice(other)));
         }
+        self.push(listener).map_err(|name| wrong_argument(option, value, &TwiceNamed(name)))
+    }
+
+    /// Adds a listener, unless another one has its name. Those at port 0 without names of their own are numbered.
+    fn push(&mut self, mut listener: ListenerConfig) -> Result<(), Arc<str>> {
+        let name = listener.name.clone();
+        let is_numbered = listener.listen.port() == 0 && *name == *listener.default_name();
+        let mut number = 1;
+        while self.listeners.iter().any(|l| l.name == listener.name) {
+            if !is_numbered {
+                return Err(name);
+            }
+            number += 1;
+            listener.name = format!("{name}-{number}").into();
+        }
         self.listeners.push(listener);
         Ok(())
     }
@@ -537,6 +656,15 @@ impl Config {
         };
         let all = self.listeners.iter().filter(|l| l.listen.port() == addr.port() && addr.port() != 0);
         all.map(|l| includes(l).then_some(l.listen)).find(Option::is_some).flatten()
+    }
+}
+
+/// Error message for a listener whose name another listener has.
+struct TwiceNamed(Arc<str>);
+
+impl fmt::Display for TwiceNamed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "another listener is called {} already: give one of them another name", self.0)
     }
 }
 

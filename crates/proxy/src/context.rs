@@ -2,33 +2,38 @@
 //! Also what a protocol is that another crate serves ([`Service`]).
 
 pub(crate) mod relays;
+pub(crate) mod roll;
 pub(crate) mod tap_dir;
 pub(crate) mod watcher;
 pub(crate) mod workers;
 
 use crate::{
-    access::own::Listening,
+    access::{Denied, Rules, Subject, own::Listening},
     commands::{ASSOCIATIONS, BINDS},
-    config::{ListenerConfig, Protocol},
+    config::{Config, ListenerConfig, Protocol},
     context::{
         relays::Relays,
+        roll::{Enrolled, Roll},
         tap_dir::TapDir,
         watcher::Triggers,
         workers::{Loads, Seat},
     },
     counters::{CounterValues, Counters},
     limits::{Counted, Full, Slot},
-    log::access_log::AccessLog,
+    log::access_log::{AccessLog, Record},
     resolve::Resolver,
+    start_error::StartError,
+    target::Target,
 };
 use bytes::Bytes;
-use longsplice_engine::{Leg, Policy, Splicer, Tpot};
+use longsplice_engine::{EndReason, Leg, Policy, Splicer, Tpot};
 use std::{
     collections::HashMap,
+    future::pending,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     time::Duration,
 };
 use tokio::{sync::watch, task::JoinHandle};
@@ -62,10 +67,18 @@ pub trait Service: Send + Sync {
     /// Returns what serves the clients of such a listener.
     fn handler(&self, listener: &ListenerConfig) -> Arc<dyn Handler>;
 
-    /// Starts what goes on beside connections, if anything, in the current runtime. The tasks are aborted with the server.
+    /// Starts what goes on beside connections, if anything does that was not started before, in the current runtime. The tasks are
+    /// aborted with the server.
     fn tend(&self, _shared: &ServerContext) -> Vec<JoinHandle<()>> {
         Vec::new()
     }
+
+    /// Opens what another configuration needs beside what is open already, for what is to take the place of this. What serves
+    /// connections now goes on as it is.
+    fn reopen(&self, config: &Config) -> Result<Arc<dyn Service>, StartError>;
+
+    /// Puts settings of this configuration in force that concern what was open before, too.
+    fn take_effect(&self, _config: &Config) {}
 
     /// Fills in what it counts itself.
     fn count(&self, _values: &mut CounterValues) {}
@@ -99,20 +112,20 @@ pub struct ServerContext {
     pub resolver: Resolver,
     /// Translucent proxying, if the configuration needs it.
     pub(crate) tpot: Weak<Tpot>,
-    /// Listening sockets.
-    pub(crate) listening: Listening,
+    /// What the configuration has opened that is in force.
+    pub(crate) opened: RwLock<Arc<Opened>>,
     pub(crate) log: AccessLog,
     /// What happened so far.
     pub counters: Arc<Counters>,
-    /// Protocols that other crates serve.
-    pub(crate) services: Vec<Arc<dyn Service>>,
-    /// Tap directories by path.
-    pub(crate) taps: HashMap<PathBuf, Arc<TapDir>>,
     pub(crate) loads: Loads,
     /// Whom to tell of connections with triggers.
     pub(crate) triggers: Triggers,
     /// Relays for datagrams of SOCKS.
     pub(crate) relays: Relays,
+    /// Connections that a task serves.
+    pub(crate) roll: Roll,
+    /// Flows that were reset because they are forbidden now, until they have ended, and why.
+    pub(crate) forbidden: Mutex<HashMap<u64, Arc<str>>>,
     /// Count of the connections of all listeners.
     pub(crate) all: Arc<Counted>,
     /// Count of the connections to servers whose clients are not accepted yet.
@@ -123,7 +136,61 @@ pub struct ServerContext {
     pub stop: watch::Receiver<bool>,
 }
 
-/// A listener: its configuration, and the count of its connections.
+/// What a configuration has opened. A reload makes another one, with what it keeps of the last.
+#[derive(Default)]
+pub(crate) struct Opened {
+    /// Listening sockets.
+    pub listening: Listening,
+    /// Protocols that other crates serve.
+    pub services: Vec<Arc<dyn Service>>,
+    /// Tap directories by path.
+    pub taps: TapDirs,
+}
+
+/// Tap directories by path.
+pub(crate) type TapDirs = Arc<HashMap<PathBuf, Arc<TapDir>>>;
+
+impl ServerContext {
+    /// Enters that the rules have allowed a client something. Fails if they have changed meanwhile, and deny it.
+    pub fn note(
+        &self,
+        client: &Leg,
+        rules: &Rules,
+        subject: &Subject<'_>,
+        to: (&Target, SocketAddr),
+    ) -> Result<(), Denied> {
+        self.roll.decided(client, rules, subject, to)
+    }
+
+    /// Returns what is open now.
+    pub(crate) fn opened(&self) -> Arc<Opened> {
+        self.opened.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_opened(&self, opened: Opened) {
+        *self.opened.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(opened);
+    }
+}
+
+/// The front that a listener has now. A connection takes it when it begins, and keeps it to its end, whatever a reload brings.
+#[derive(Clone)]
+pub(crate) struct Fronts(Arc<RwLock<Arc<Front>>>);
+
+impl Fronts {
+    pub fn new(front: Front) -> Fronts {
+        Fronts(Arc::new(RwLock::new(Arc::new(front))))
+    }
+
+    pub fn now(&self) -> Arc<Front> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set(&self, front: Arc<Front>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = front;
+    }
+}
+
+/// A listener as a configuration has it, and the count of its connections, which goes on when the configuration changes.
 pub struct Front {
     /// The configuration.
     pub listener: ListenerConfig,
@@ -132,6 +199,8 @@ pub struct Front {
     /// Policy for bodies of HTTP messages, whose lengths are known, and for data connections of FTP.
     pub bodies: Arc<Policy>,
     pub(crate) tap: Option<Arc<TapDir>>,
+    /// For its triggers.
+    pub(crate) taps: TapDirs,
     /// What serves its clients, if another crate has its protocol.
     pub(crate) handler: Option<Arc<dyn Handler>>,
     /// Counts of what SOCKS opens beside connections: associations, and sockets of BIND.
@@ -141,18 +210,47 @@ pub struct Front {
 }
 
 impl Front {
-    pub(crate) fn new(listener: ListenerConfig, shared: &ServerContext) -> Front {
-        let counted =
-            Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
-        let on_trigger = listener.policy.trigger.map(|_| shared.triggers.on_data(&listener.triggers));
+    /// `before`: the listener of the same name in the configuration before, whose counts go on.
+    pub(crate) fn new(
+        mut listener: ListenerConfig,
+        shared: &ServerContext,
+        opened: &Opened,
+        before: Option<&Front>,
+    ) -> Front {
+        listener.rules.follow(before.map(|before| &before.listener.rules));
+        listener.protocol.follow(before.map(|before| &before.listener.protocol));
+        if let Some(before) = before {
+            listener.policy.tally = before.listener.policy.tally.clone();
+        }
+        let on_trigger = listener.policy.trigger.map(|_| shared.triggers.on_data(&listener.triggers, &opened.taps));
         let policy = Arc::new(Policy { on_trigger, ..listener.policy.clone() });
         let bodies = Arc::new(listener.policy_of_bodies());
-        let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
-        let service = shared.services.iter().find(|service| service.serves(&listener.protocol));
+        let tap = listener.tap.as_ref().and_then(|dir| opened.taps.get(dir)).cloned();
+        let service = opened.services.iter().find(|service| service.serves(&listener.protocol));
         let handler = service.map(|service| service.handler(&listener));
-        let of_client = listener.socks().map_or((0, 0), |commands| (commands.udp.per_client, commands.bind.per_client));
-        let (associations, binds) = (Counted::new(ASSOCIATIONS, of_client.0), Counted::new(BINDS, of_client.1));
-        Front { listener, policy, bodies, tap, handler, associations, binds, counted }
+        let counts =
+            |of: fn(&Front) -> &Arc<Counted>| before.map_or_else(Counted::unlimited, |before| of(before).clone());
+        Front {
+            policy,
+            bodies,
+            tap,
+            taps: opened.taps.clone(),
+            handler,
+            associations: counts(|front| &front.associations),
+            binds: counts(|front| &front.binds),
+            counted: counts(|front| &front.counted),
+            listener,
+        }
+    }
+
+    /// Puts its limits of connections in force.
+    pub(crate) fn take_effect(&self) {
+        let limits = &self.listener.limits;
+        self.counted.limit(limits.connections.unwrap_or(u32::MAX), limits.connections_per_client);
+        if let Some(commands) = self.listener.socks() {
+            self.associations.limit(ASSOCIATIONS, commands.udp.per_client);
+            self.binds.limit(BINDS, commands.bind.per_client);
+        }
     }
 
     /// Tells whether the listener's limit of connections is reached, from now on.
@@ -172,22 +270,50 @@ pub struct Live {
     /// The state shared by all connections.
     pub shared: Arc<ServerContext>,
     slots: [Slot; 2],
+    /// As long as a task serves it.
+    pub(crate) enrolled: Option<Enrolled>,
     /// The relay has it, as long as the flow is not spliced.
     pub(crate) seat: Option<Seat>,
 }
 
 impl Live {
-    pub(crate) fn enter(
-        shared: &Arc<ServerContext>,
-        front: &Front,
-        peer: SocketAddr,
-        awake: usize,
-    ) -> Result<Live, Full> {
+    pub(crate) fn enter(shared: &Arc<ServerContext>, front: &Front, leg: &Leg, awake: usize) -> Result<Live, Full> {
         // Behind a proxy in front of us, the client is not known yet.
-        let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
+        let client = Some(leg.remote().ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
         let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
         shared.live.send_modify(|n| *n += 1);
-        Ok(Live { shared: shared.clone(), slots, seat: Some(shared.loads.seat(awake)) })
+        let enrolled = Some(shared.roll.enter(leg, &front.listener.name));
+        Ok(Live { shared: shared.clone(), slots, enrolled, seat: Some(shared.loads.seat(awake)) })
+    }
+
+    /// Waits until the connection has to end: because all have to, or because it is forbidden now.
+    pub fn end(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (splicer, told) = (self.shared.splicer.clone(), self.enrolled.as_ref().map(Enrolled::told));
+        async move {
+            let forbidden = async {
+                match told {
+                    Some(told) => told.await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                () = splicer.stopped() => {}
+                () = forbidden => {}
+            }
+        }
+    }
+
+    /// Whether the connection is forbidden now.
+    pub fn is_forbidden(&self) -> bool {
+        self.enrolled.as_ref().is_some_and(|enrolled| enrolled.forbidden().is_some())
+    }
+
+    /// Writes into the record why the connection had to end.
+    pub fn ended(&self, record: &mut Record) {
+        match self.enrolled.as_ref().and_then(Enrolled::forbidden) {
+            Some(why) => record.forbidden(&why),
+            None => record.how = EndReason::Stopped.as_str(),
+        }
     }
 
     /// Counts the connection for its client, once that is known.

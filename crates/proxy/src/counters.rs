@@ -82,6 +82,8 @@ counters! {
     over_limit,
     /// Requests denied by the rules.
     denied,
+    /// Live connections that were reset because new rules or users forbid them.
+    forbidden,
     /// Connections without a request, or with a request that cannot be served.
     bad_requests,
     /// Attempts with a wrong password, or without one.
@@ -161,6 +163,8 @@ counters! {
 /// Results of the flows of one listener: connections when it is decided whether they are spliced, HTTP requests at their end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ListenerValues {
+    /// Name of the listener.
+    pub name: String,
     /// Address of the listener.
     pub listen: SocketAddr,
     /// Protocol of the listener.

@@ -163,11 +163,12 @@ pub(crate) async fn serve(live: Live, front: &Front, ftp: &Ftp, (mut leg, buffer
         transfers: Vec::new(),
         stop: shared.stop.clone(),
     };
+    let end = session.live.end();
     let next = tokio::select! {
         next = session.run() => next,
-        () = shared.splicer.stopped() => {
+        () = end => {
             let mut record = session.record();
-            record.how = EndReason::Stopped.as_str();
+            session.live.ended(&mut record);
             session.client.leg.reset_at_close();
             return session.end(record, started);
         }
@@ -204,7 +205,7 @@ impl Session<'_> {
 
     /// Returns the record of the session.
     fn record(&self) -> Record {
-        let mut record = Record::new("ftp", self.front.listener.listen, self.client.leg.source());
+        let mut record = self.front.listener.record(self.client.leg.source());
         record.server = self.server.as_ref().map(|server| server.leg.remote());
         record.target = self.state.target.as_ref().map(Target::to_string);
         record.user = self.state.proxy_user.clone().or(self.state.user.clone());
@@ -213,7 +214,10 @@ impl Session<'_> {
 
     fn info(&self) -> FlowInfo {
         let record = self.record();
-        FlowInfo::new("ftp", record.target.unwrap_or_default()).with_user(record.user).with_listen(record.listen)
+        FlowInfo::new("ftp", record.target.unwrap_or_default())
+            .with_user(record.user)
+            .with_listen(record.listen)
+            .with_name(record.name)
     }
 
     /// Closes both connections, and writes the line.

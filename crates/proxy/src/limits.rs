@@ -83,8 +83,6 @@ impl fmt::Display for Full {
 /// Counter of connections. Its memory is bounded by their number: clients without connections have no entry.
 #[derive(Debug)]
 pub struct Counted {
-    total_max: u32,
-    client_max: u32,
     now: Mutex<Now>,
     /// Whether the total limit is reached.
     full: watch::Sender<bool>,
@@ -92,6 +90,8 @@ pub struct Counted {
 
 #[derive(Debug, Default)]
 struct Now {
+    total_max: u32,
+    client_max: u32,
     total: u32,
     clients: HashMap<IpAddr, u32>,
 }
@@ -107,23 +107,41 @@ impl Counted {
     /// Returns a counter with a total limit and a limit per client.
     pub fn new(total_max: u32, client_max: u32) -> Arc<Counted> {
         let full = watch::Sender::new(total_max == 0);
-        Arc::new(Counted { total_max, client_max, now: Mutex::default(), full })
+        Arc::new(Counted { now: Mutex::new(Now { total_max, client_max, ..Now::default() }), full })
+    }
+
+    /// Returns a counter without limits, as yet.
+    pub(crate) fn unlimited() -> Arc<Counted> {
+        Counted::new(u32::MAX, u32::MAX)
+    }
+
+    /// Changes the limits. What exceeds the new ones stays; nothing enters until there is room again.
+    pub fn limit(&self, total_max: u32, client_max: u32) {
+        let mut now = self.lock();
+        (now.total_max, now.client_max) = (total_max, client_max);
+        self.tell_full(&now);
+    }
+
+    /// Tells whether the total limit is reached. Those who listen are woken only if that has changed.
+    fn tell_full(&self, now: &Now) {
+        let is = now.total >= now.total_max;
+        if *self.full.borrow() != is {
+            self.full.send_replace(is);
+        }
     }
 
     /// Counts a connection from `client`, or returns the limit it would exceed; without a client, only the total counts.
     pub fn enter(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Slot, Full> {
         let mut now = self.lock();
-        if now.total >= self.total_max {
+        if now.total >= now.total_max {
             return Err(Full::Total);
         }
         let client = client.map(counted_as);
         if let Some(client) = client {
-            now.enter(client, self.client_max)?;
+            now.enter(client)?;
         }
         now.total += 1;
-        if now.total == self.total_max {
-            self.full.send_replace(true);
-        }
+        self.tell_full(&now);
         Ok(Slot { counted: self.clone(), client })
     }
 
@@ -137,8 +155,9 @@ impl Counted {
         let client = counted_as(client);
         let of = |now: &Now| (now.total, now.clients.get(&client).copied().unwrap_or_default());
         let (total, of_client) = of(&others.lock());
-        let now = of(&self.lock());
-        now.0.saturating_add(total) < self.total_max && now.1.saturating_add(of_client) < self.client_max
+        let own = self.lock();
+        let now = of(&own);
+        now.0.saturating_add(total) < own.total_max && now.1.saturating_add(of_client) < own.client_max
     }
 
     /// Returns the current number of connections.
@@ -153,7 +172,8 @@ impl Counted {
 }
 
 impl Now {
-    fn enter(&mut self, client: IpAddr, max: u32) -> Result<(), Full> {
+    fn enter(&mut self, client: IpAddr) -> Result<(), Full> {
+        let max = self.client_max;
         if self.clients.get(&client).is_some_and(|n| *n >= max) || max == 0 {
             return Err(Full::Client);
         }
@@ -167,7 +187,7 @@ impl Slot {
     pub fn is_from(&mut self, client: IpAddr) -> Result<(), Full> {
         if self.client.is_none() {
             let client = counted_as(client);
-            self.counted.lock().enter(client, self.counted.client_max)?;
+            self.counted.lock().enter(client)?;
             self.client = Some(client);
         }
         Ok(())
@@ -177,10 +197,8 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut now = self.counted.lock();
-        if now.total == self.counted.total_max {
-            self.counted.full.send_replace(false);
-        }
         now.total -= 1;
+        self.counted.tell_full(&now);
         if let Some(client) = &self.client
             && let Some(n) = now.clients.get_mut(client)
         {
@@ -235,6 +253,22 @@ mod tests {
         drop(a);
         assert_eq!((counted.now(), *full.borrow()), (2, false));
         let _d = counted.enter(Some(ip("192.0.2.3"))).unwrap();
+    }
+
+    #[test]
+    fn limits_that_change() {
+        let counted = Counted::new(3, 3);
+        let mut full = counted.full();
+        let (client, other) = (Some(ip("192.0.2.1")), Some(ip("192.0.2.2")));
+        let two = [0; 2].map(|_| counted.enter(client).unwrap());
+        counted.limit(1, 1);
+        assert!(*full.borrow_and_update() && counted.enter(other).is_err(), "those that are there stay");
+        counted.limit(4, 2);
+        assert!(!*full.borrow_and_update());
+        assert_eq!(counted.enter(client).unwrap_err(), Full::Client);
+        let _other = counted.enter(other).unwrap();
+        drop(two);
+        assert_eq!((counted.now(), full.has_changed().unwrap()), (1, false));
     }
 
     #[test]

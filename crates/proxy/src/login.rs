@@ -332,7 +332,7 @@ impl Login {
         }
         let given = Credentials { name, password: password.to_vec() };
         match self.users.check(&given).await {
-            Some(user) => Ok(user.to_owned()),
+            Some(user) => Ok(user),
             None => {
                 let known = self.users.names().find(|known| known.as_bytes() == given.name);
                 Err(known.map(String::from))

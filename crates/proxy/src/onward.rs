@@ -6,17 +6,18 @@ pub(crate) mod opening;
 use crate::{
     access::{Rules, Subject},
     config::ListenerConfig,
-    context::{Front, Live, ServerContext},
+    context::{Front, Live, ServerContext, roll::Enrolled},
     counters::Counters,
     fault::Fault,
     log::access_log::Record,
     onward::dial::dial,
     target::Target,
 };
-use longsplice_engine::{Ended, FlowInfo, Leftovers, Leg, LegOfProxy};
+use longsplice_engine::{Command, Ended, FlowInfo, Leftovers, Leg, LegOfProxy};
 use std::{
     any::Any,
     net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -84,21 +85,23 @@ pub(crate) async fn connect_under(
 pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     client.until_parked(relayed.live.seat.take());
+    let enrolled = relayed.live.enrolled.take();
     Counters::add(&shared.counters.relayed);
     let route = record.route.map(String::into_boxed_str);
     let listener = record.listener;
-    let target = exact(record.target.unwrap_or_default());
+    let target = record.target.unwrap_or_default();
     let (listen, command) = (record.listen, record.command);
     // Boxed: other connections have none of these, and all wait in memory.
     let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
-    let info = FlowInfo::new(listener, target).with_user(record.user.map(exact)).with_listen(listen);
+    let info = FlowInfo::new(listener, target).with_user(record.user).with_listen(listen).with_name(record.name);
     let done = move |ended: Ended, info: &FlowInfo| {
         let Relayed { live, started, lease, passed } = relayed;
         drop(lease);
         let mut record = Record::new(listener, info.listen, ended.client);
+        record.name.clone_from(&info.name);
         record.server = Some(ended.server);
-        record.target = Some(info.target.clone());
-        record.user.clone_from(&info.user);
+        record.target = Some(info.target.to_string());
+        record.user = info.user.as_deref().map(String::from);
         record.route = route.map(String::from);
         record.command = command;
         if let Some(http) = http {
@@ -106,12 +109,35 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
             (record.method, record.uri, record.status) = (Some(method), uri, status);
         }
         record.ended(&ended);
+        if let Some(why) = lock(&live.shared.forbidden).remove(&ended.id) {
+            record.forbidden(&why);
+        }
         let [up, down] = passed.map_or([0; 2], |passed| *passed);
         (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
         write(&live, record, started);
     };
     let flow = shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, done);
-    shared.triggers.begin(flow, &front.listener.triggers);
+    shared.triggers.begin(flow, &front.listener.triggers, &front.taps);
+    if let Some(why) = enrolled.and_then(Enrolled::leave) {
+        forbid(&shared, flow, why);
+    }
+}
+
+/// Resets a flow that was allowed, and is not any more. Returns whether it has not ended by itself.
+pub(crate) fn forbid(shared: &ServerContext, flow: u64, why: Arc<str>) -> bool {
+    lock(&shared.forbidden).insert(flow, why);
+    let is_there = shared.splicer.command(flow, Command::Reset);
+    if is_there {
+        Counters::add(&shared.counters.forbidden);
+    } else {
+        lock(&shared.forbidden).remove(&flow);
+    }
+    is_there
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code panics in the middle of a change, so the data behind a poisoned lock is consistent.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes spare capacity.

@@ -19,7 +19,7 @@ use crate::{
     target::{Host, Target},
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fmt,
     future::Future,
     io,
@@ -78,8 +78,8 @@ struct Names {
     known: HashMap<String, Known>,
     /// Look-ups that have not ended. There are no more than connections and followed names.
     running: HashMap<String, Told>,
-    /// Names of the configuration, which are never forgotten.
-    followed: HashSet<String>,
+    /// Names of the configuration, which are never forgotten, and how often each is followed.
+    followed: HashMap<String, usize>,
 }
 
 /// The last good answer for a name.
@@ -178,7 +178,7 @@ impl Resolver {
     /// Returns the answer that may be used at once, or otherwise the look-up to wait for, with the answer if that is in vain.
     fn begin(&self, name: &str) -> (Option<Arc<[IpAddr]>>, Option<Told>) {
         let mut names = self.0.lock();
-        let (now, followed) = (Instant::now(), names.followed.contains(name));
+        let (now, followed) = (Instant::now(), names.followed.contains_key(name));
         let known = names.known.get_mut(name).map(|known| {
             known.used = now;
             (known.judge(now, followed), known.clone())
@@ -223,9 +223,10 @@ impl Resolver {
         }
     }
 
-    /// Looks a name of the configuration up again and again, so that its connections need not wait. Never returns.
+    /// Looks a name of the configuration up again and again, so that its connections need not wait. Never
+    /// returns; when it is dropped, the name is one like others again.
     pub(crate) async fn follow(self, name: String) {
-        self.0.lock().followed.insert(name.clone());
+        let _followed = Followed::begin(&self, &name);
         let mut well = true;
         loop {
             let permit = self.0.following.acquire().await;
@@ -306,6 +307,31 @@ impl Inner {
     }
 }
 
+/// A name that is followed, until this is dropped.
+struct Followed {
+    resolver: Resolver,
+    name: String,
+}
+
+impl Followed {
+    fn begin(resolver: &Resolver, name: &str) -> Followed {
+        *resolver.0.lock().followed.entry(name.to_owned()).or_default() += 1;
+        Followed { resolver: resolver.clone(), name: name.to_owned() }
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        let mut names = self.resolver.0.lock();
+        if let Some(n) = names.followed.get_mut(&self.name) {
+            *n -= 1;
+            if *n == 0 {
+                names.followed.remove(&self.name);
+            }
+        }
+    }
+}
+
 impl Names {
     fn fail(&mut self, name: &str, now: Instant) {
         self.known.get_mut(name).into_iter().for_each(|known| known.failed = Some(now));
@@ -314,7 +340,7 @@ impl Names {
     /// Forgets what was not used for the longest time, if there are too many names.
     fn make_room(&mut self) {
         if self.known.len() > NAMES_MAX + self.followed.len() {
-            let of_clients = self.known.iter().filter(|(name, _)| !self.followed.contains(*name));
+            let of_clients = self.known.iter().filter(|(name, _)| !self.followed.contains_key(*name));
             let oldest = of_clients.min_by_key(|(_, known)| known.used).map(|(name, _)| name.clone());
             oldest.and_then(|name| self.known.remove(&name));
         }

@@ -1,48 +1,44 @@
-//! The server: listens, accepts connections within the limits, and stops gracefully.
+//! The server: listens, accepts connections within the limits, and stops gracefully. Its configuration may change meanwhile
+//! ([`reload`]).
 
+pub(crate) mod check;
 mod connection;
+mod door;
 mod plug;
+pub(crate) mod reload;
 
 use crate::{
-    access::{
-        Subject,
-        own::{Listening, is_own},
-    },
-    config::{Config, Http, ListenerConfig, Protocol, ftp::Ftp, pool::PoolConfig},
+    access::own::Listening,
+    config::{Config, ListenerConfig},
     context::{
-        Front, Live, Purge, Purged, ServerContext, Service,
+        Opened, Purge, Purged, ServerContext, Service, TapDirs,
         relays::Relays,
+        roll::Roll,
         tap_dir::TapDir,
         watcher::{Means, Note, Triggers, watch_all},
         workers::Workers,
     },
-    counters::{CounterValues, Counters, ListenerValues, tcp_memory},
+    counters::{CounterValues, ListenerValues, tcp_memory},
     limits::{CONNECTIONS, Counted},
-    log::{
-        access_log::{AccessLog, Record},
-        complaints::Complaints,
-    },
+    log::access_log::{AccessLog, Record},
     resolve::Resolver,
     start_error::StartError,
     target::{Host, Target},
     tpot,
 };
-use longsplice_engine::{
-    BoundSocket, EndToEndListener, Leg, LegOfProxy, Listener, SpliceWhen, Splicer, Tally, Tpot, TpotWhose,
-};
+use door::Door;
+use longsplice_engine::{BoundSocket, Splicer, Tpot};
 use std::{
     collections::{BTreeSet, HashMap},
     io,
     net::SocketAddr,
-    path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::{
-    runtime::Handle,
     sync::{mpsc::UnboundedReceiver, watch},
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::timeout,
 };
 
 /// Initial and maximum pause of accepting when descriptors have run out; the pause is doubled each time.
@@ -57,13 +53,29 @@ fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
 /// A running server. Connections that are being relayed outlive it.
 pub struct Server {
     shared: Arc<ServerContext>,
-    addrs: Vec<SocketAddr>,
-    /// Protocols of the listeners and the counts of their flows, in the order of `addrs`.
-    tallies: Vec<(&'static str, Arc<Tally>)>,
+    /// What a reload changes.
+    state: Mutex<State>,
+    /// Held by a reload from begin to end.
+    reloading: tokio::sync::Mutex<()>,
+    /// Whether there is room for copies, and for segments that are held, in the data path.
+    rings: [bool; 2],
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
     /// Translucent proxying, if the configuration needs it.
     tpot: Option<Arc<Tpot>>,
+}
+
+/// The configuration in force, and what has been made of it.
+struct State {
+    config: Config,
+    /// In the order of the configuration.
+    doors: Vec<Door>,
+    /// Number of doors so far.
+    numbered: usize,
+    /// Names that are looked up all the time.
+    followed: HashMap<String, JoinHandle<()>>,
+    /// What goes on for services.
+    tended: Vec<JoinHandle<()>>,
 }
 
 /// Opens a protocol of another crate, for those of its listeners that the configuration has.
@@ -75,7 +87,7 @@ pub struct Prepared {
     /// Bound sockets; `None` for listeners that do not bind one.
     sockets: Vec<Option<BoundSocket>>,
     log: AccessLog,
-    taps: HashMap<PathBuf, Arc<TapDir>>,
+    taps: TapDirs,
     services: Vec<Arc<dyn Service>>,
 }
 
@@ -91,19 +103,10 @@ impl Prepared {
             return Err(StartError::NoListener);
         }
         tpot::check(&config)?;
-        let bind = |l: &ListenerConfig| {
-            l.binds().then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
-        };
         let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
-        let mut taps = HashMap::new();
-        for dir in config.listeners.iter().flat_map(ListenerConfig::tap_dirs) {
-            if !taps.contains_key(dir) {
-                let tap = TapDir::open(dir).map_err(|source| StartError::Tap { dir: dir.clone(), source })?;
-                taps.insert(dir.clone(), Arc::new(tap));
-            }
-        }
+        let taps = taps(&config, &TapDirs::default())?;
         let services = services.iter().map(|open| open(&config)).collect::<Result<Vec<_>, _>>()?;
         let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
         match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
@@ -120,22 +123,7 @@ impl Prepared {
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, taps, services } = self;
-        let loads = workers.loads();
         let tpot = tpot::open(&config)?;
-        let mut bound = Vec::new();
-        for (number, (mut listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
-            let runtime = loads.runtime(number);
-            let source = match (socket, &tpot) {
-                (Some(socket), _) => Source::listen(&listener, socket, &splicer, runtime).await,
-                (None, tpot) => match (listener.intercepts, tpot) {
-                    (Some(whose), Some(tpot)) => Source::intercept(&listener, (tpot, whose), &splicer, runtime).await,
-                    _ => Source::route(&listener, &splicer),
-                },
-            };
-            let (source, addr) = source.map_err(cannot_listen(listener.listen))?;
-            listener.listen = addr;
-            bound.push((source, listener));
-        }
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
         let shared = Arc::new(ServerContext {
@@ -143,27 +131,63 @@ impl Prepared {
             triggers,
             resolver: Resolver::default(),
             tpot: tpot.as_ref().map(Arc::downgrade).unwrap_or_default(),
-            listening: listening(&bound),
+            opened: Default::default(),
             log,
             counters: Arc::default(),
-            services,
-            taps,
-            loads,
+            loads: workers.loads(),
             relays: Relays::default(),
+            roll: Roll::default(),
+            forbidden: Mutex::default(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
-            early: Counted::new(u32::MAX, u32::MAX),
+            early: Counted::unlimited(),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        log_recovered(&shared);
-        let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
-        server.tend(&config.pools, &bound);
-        server.pull_triggers(notes);
-        for (number, (source, listener)) in bound.into_iter().enumerate() {
-            server.serve(number, source, listener)?;
+        let (mut opened, mut doors) = (Opened { services, taps, listening: Listening::default() }, Vec::new());
+        for (number, (listener, socket)) in config.listeners.iter().zip(sockets).enumerate() {
+            let of = (listener.clone(), socket);
+            doors.push(Door::open((&shared, tpot.as_ref()), of, &opened, (number, None)).await?);
         }
+        log_recovered(&shared);
+        opened.listening = listening(&doors);
+        shared.set_opened(opened);
+        let (tasks, reloading) = (Vec::new(), tokio::sync::Mutex::default());
+        let needs = |of: fn(&ListenerConfig) -> bool| config.listeners.iter().any(of);
+        let rings = [ListenerConfig::copies as fn(&ListenerConfig) -> bool, ListenerConfig::holds].map(needs);
+        let rings = rings.map(|is| is || shared.splicer.refusal().is_some());
+        let numbered = doors.len();
+        let state = Mutex::new(State { config, doors, numbered, followed: HashMap::new(), tended: Vec::new() });
+        let mut server = Server { shared, state, reloading, rings, stop, tasks, tpot };
+        server.pull_triggers(notes);
+        server.keep_tunnels();
+        let mut state = lock(&server.state);
+        server.tend(&mut state);
+        state.doors.iter_mut().for_each(Door::accept);
+        drop(state);
         Ok(server)
     }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // A reload that panics has not begun to change it.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Binds the address of a listener, if it has a socket.
+fn bind(listener: &ListenerConfig) -> Result<Option<BoundSocket>, StartError> {
+    listener.binds().then(|| BoundSocket::bind(listener.listen)).transpose().map_err(cannot_listen(listener.listen))
+}
+
+/// Returns the directories for taps. Those that are open already are used again.
+fn taps(config: &Config, open: &TapDirs) -> Result<TapDirs, StartError> {
+    let mut taps = HashMap::new();
+    for dir in config.listeners.iter().flat_map(ListenerConfig::tap_dirs) {
+        if !taps.contains_key(dir) {
+            let new = || TapDir::open(dir).map(Arc::new).map_err(|source| StartError::Tap { dir: dir.clone(), source });
+            taps.insert(dir.clone(), open.get(dir).cloned().map_or_else(new, Ok)?);
+        }
+    }
+    Ok(Arc::new(taps))
 }
 
 /// Writes a log line for each flow of an earlier process that has ended.
@@ -181,60 +205,32 @@ fn log_recovered(shared: &Arc<ServerContext>) {
 }
 
 impl Server {
-    /// Starts what goes on beside all connections: tunnels, names and the health of servers.
-    fn tend(&mut self, pools: &[PoolConfig], bound: &[(Source, ListenerConfig)]) {
-        let shared = self.shared.clone();
-        let runtime = shared.loads.runtime(0);
-        let tunnels = |tpot| tpot::tend(Arc::downgrade(tpot), Some(shared.splicer.clone()));
-        self.tasks.extend(self.tpot.as_ref().map(|tpot| runtime.spawn(tunnels(tpot))));
-        for name in names(pools.iter(), bound.iter().map(|(_, listener)| listener)) {
-            self.tasks.push(runtime.spawn(shared.resolver.clone().follow(name)));
+    /// Starts what goes on beside all connections: the names of the configuration are looked up, and services do what they do.
+    /// What the configuration does not need any more ends.
+    fn tend(&self, state: &mut State) {
+        let (shared, runtime) = (&self.shared, self.shared.loads.runtime(0));
+        let names = names(&state.config);
+        let gone: Vec<String> = state.followed.keys().filter(|name| !names.contains(*name)).cloned().collect();
+        gone.iter().filter_map(|name| state.followed.remove(name)).for_each(|task| task.abort());
+        for name in names {
+            let follow = || runtime.spawn(shared.resolver.clone().follow(name.clone()));
+            state.followed.entry(name.clone()).or_insert_with(follow);
         }
-        self.tasks.extend(shared.services.iter().flat_map(|service| service.tend(&shared)));
+        state.tended.retain(|task| !task.is_finished());
+        state.tended.extend(shared.opened().services.iter().flat_map(|service| service.tend(shared)));
+    }
+
+    /// Starts to look after tunnels.
+    fn keep_tunnels(&mut self) {
+        let tunnels = |tpot| tpot::tend(Arc::downgrade(tpot), Some(self.shared.splicer.clone()));
+        self.tasks.extend(self.tpot.as_ref().map(|tpot| self.shared.loads.runtime(0).spawn(tunnels(tpot))));
     }
 
     /// Starts to watch connections with triggers.
     fn pull_triggers(&mut self, notes: UnboundedReceiver<Note>) {
-        let ServerContext { splicer, counters, taps, loads, .. } = &*self.shared;
-        let means = Means { splicer: splicer.clone(), counters: counters.clone(), taps: taps.clone() };
+        let ServerContext { splicer, counters, loads, .. } = &*self.shared;
+        let means = Means { splicer: splicer.clone(), counters: counters.clone() };
         self.tasks.push(loads.runtime(0).spawn(watch_all(notes, Arc::new(means))));
-    }
-
-    /// Starts to serve the clients of a listener. `number`: index of its worker.
-    fn serve(&mut self, number: usize, source: Source, listener: ListenerConfig) -> Result<(), StartError> {
-        let (shared, addr) = (self.shared.clone(), listener.listen);
-        announce(addr, &listener);
-        if addr.ip().is_loopback() && shared.splicer.refusal().is_none() {
-            tracing::info!("clients of {addr} are on this host: their connections are copied, not spliced (loopback)");
-        }
-        self.tallies.push((listener.protocol.name(), listener.policy.tally.clone()));
-        self.addrs.push(addr);
-        let pairs = match &source {
-            Source::Own(socket) => plug::end_to_end(&shared, &listener, socket),
-            Source::EndToEnd(_) => None,
-        };
-        let front = Arc::new(Front::new(listener, &shared));
-        let runtime = shared.loads.runtime(number);
-        if let (Some(whose), Some(tpot)) = (front.listener.intercepts, &self.tpot) {
-            let (to, full) = ((whose, tpot::intercepted(addr)), [front.full(), shared.all.full()]);
-            let is_open = front.listener.rules.list().is_empty();
-            self.tasks.push(runtime.spawn(tpot::leave(Arc::downgrade(tpot), to, full, is_open)));
-        }
-        if let Source::Own(socket) = &source {
-            let _entered = runtime.enter(); // it accepts there
-            tpot::pipeline(&shared, &front, socket).map_err(cannot_listen(addr))?;
-        }
-        for source in pairs.map(Source::EndToEnd).into_iter().chain([source]) {
-            let (shared, front, stop) = (shared.clone(), front.clone(), self.stop.subscribe());
-            self.tasks.push(match source {
-                Source::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
-                Source::EndToEnd(socket) => {
-                    hold_first_data(&front.listener, &socket);
-                    runtime.spawn(accept_pairs(shared, front, (socket, number), stop))
-                }
-            });
-        }
-        Ok(())
     }
 
     /// Binds all listeners and starts to serve in the current runtime.
@@ -243,13 +239,14 @@ impl Server {
     }
 
     /// Returns the listening addresses in the order of the configuration, with the ports that the kernel chose.
-    pub fn listen_addrs(&self) -> &[SocketAddr] {
-        &self.addrs
+    pub fn listen_addrs(&self) -> Vec<SocketAddr> {
+        lock(&self.state).doors.iter().map(|door| door.addr).collect()
     }
 
     /// Closes the listening sockets; connections continue. This cannot be undone.
     pub fn stop_accepting(&self) {
         self.stop.send_replace(true);
+        lock(&self.state).doors.iter().for_each(Door::stop_accepting);
     }
 
     /// Returns translucent proxying, if the configuration needs it. Close it after the engine: the last segments need their tunnels.
@@ -269,8 +266,9 @@ impl Server {
         let shared = self.shared.clone();
         let flush = move || {
             shared.log.flush(FLUSH);
-            shared.taps.values().for_each(|t| t.flush(FLUSH));
-            shared.services.iter().for_each(|service| service.flush(FLUSH));
+            let opened = shared.opened();
+            opened.taps.values().for_each(|t| t.flush(FLUSH));
+            opened.services.iter().for_each(|service| service.flush(FLUSH));
         };
         let _ = tokio::task::spawn_blocking(flush).await;
         *self.shared.live.borrow()
@@ -288,7 +286,8 @@ impl Server {
 
     /// Removes stored replies, and blocks meanwhile ([`Service::purge`]).
     pub fn purge(&self, what: &Purge) -> Purged {
-        let all = self.shared.services.iter().map(|service| service.purge(what));
+        let opened = self.shared.opened();
+        let all = opened.services.iter().map(|service| service.purge(what));
         all.fold(Purged::default(), |sum, one| Purged {
             removed: sum.removed + one.removed,
             after: sum.after.or(one.after),
@@ -297,7 +296,8 @@ impl Server {
 
     /// Returns the current counters.
     pub fn counters(&self) -> CounterValues {
-        let taps = self.shared.taps.values();
+        let opened = self.shared.opened();
+        let taps = opened.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
         let transparent = self.shared.splicer.transparent_counts();
         let paths = self.shared.splicer.path_changes();
@@ -324,294 +324,48 @@ impl Server {
             tap_errors: sum(TapDir::errors),
             ..values
         };
-        self.shared.services.iter().for_each(|service| service.count(&mut values));
+        opened.services.iter().for_each(|service| service.count(&mut values));
         values
     }
 
     /// Returns for each listener the number of spliced flows, and of the others by reason.
     pub fn listeners(&self) -> Vec<ListenerValues> {
-        let values = |(addr, (protocol, tally)): (&SocketAddr, &(&'static str, Arc<Tally>))| ListenerValues {
-            listen: *addr,
-            protocol,
-            spliced: tally.spliced(),
-            refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
+        let values = |door: &Door| {
+            let front = door.fronts.now();
+            let tally = &front.policy.tally;
+            ListenerValues {
+                name: front.listener.name.to_string(),
+                listen: door.addr,
+                protocol: front.listener.protocol.name(),
+                spliced: tally.spliced(),
+                refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
+            }
         };
-        self.addrs.iter().zip(&self.tallies).map(values).collect()
+        lock(&self.state).doors.iter().map(values).collect()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        let State { followed, tended, doors, .. } = &mut *lock(&self.state);
+        self.tasks.iter().chain(followed.values()).chain(&*tended).for_each(JoinHandle::abort);
+        doors.clear();
     }
 }
 
 /// Returns the names of servers in the configuration.
-fn names<'a>(
-    pools: impl Iterator<Item = &'a PoolConfig>,
-    listeners: impl Iterator<Item = &'a ListenerConfig>,
-) -> BTreeSet<String> {
-    let of_pools = pools.flat_map(|pool| pool.servers.iter().map(|s| &s.target));
-    let targets = of_pools.chain(listeners.flat_map(ListenerConfig::targets));
+fn names(config: &Config) -> BTreeSet<String> {
+    let of_pools = config.pools.iter().flat_map(|pool| pool.servers.iter().map(|s| &s.target));
+    let targets = of_pools.chain(config.listeners.iter().flat_map(ListenerConfig::targets));
     let name = |target: &Target| if let Host::Name(name) = &target.host { Some(name.clone()) } else { None };
     targets.filter_map(name).collect()
 }
 
-fn announce(addr: SocketAddr, listener: &ListenerConfig) {
-    let protocol = &listener.protocol;
-    match protocol {
-        _ if listener.intercepts == Some(TpotWhose::All) => {
-            tracing::info!("{} on {addr}, transparent", protocol.name())
-        }
-        _ if listener.intercepts.is_some() => tracing::info!("tpot on {addr}: {}", protocol.name()),
-        Protocol::Http(Http { routes, .. }) if !routes.is_empty() => {
-            tracing::info!("http on {addr}, {} routes", routes.len());
-        }
-        Protocol::Socks5 { users, .. } | Protocol::Http(Http { users, .. })
-            if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
-        {
-            tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());
-        }
-        Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
-        Protocol::Ftp(Ftp { target: Some(target), .. }) => tracing::info!("ftp on {addr} to {target}"),
-        Protocol::Ftp(Ftp { users, .. })
-            if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
-        {
-            tracing::warn!(
-                "ftp on {addr}: leads everybody who can reach it to any server; add a target, users or rules"
-            );
-        }
-        Protocol::Ftp(_) => tracing::info!("ftp on {addr}"),
-        Protocol::Plug { target: Some(target), .. } => tracing::info!("plug on {addr} to {target}"),
-        Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list().is_empty() => {
-            tracing::warn!(
-                "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"
-            );
-        }
-        Protocol::Login(login)
-            if !login.asks_users() && login.free && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
-        {
-            tracing::warn!("login on {addr}: leads everybody who can reach it to any host; add users or rules");
-        }
-        Protocol::Tls(_) | Protocol::Login(_) => tracing::info!("{} on {addr}", protocol.name()),
-        Protocol::Transparent if !addr.ip().is_unspecified() && is_own(addr.ip()) => {
-            tracing::warn!(
-                "transparent on {addr}: this is an address of this machine, whose connections are not taken part in"
-            );
-        }
-        Protocol::Plug { target: None, .. } | Protocol::Transparent | Protocol::Tpot => {
-            tracing::info!("{} on {addr}", protocol.name())
-        }
-    }
-}
-
 /// Returns the listening sockets.
-fn listening(bound: &[(Source, ListenerConfig)]) -> Listening {
-    let own = bound.iter().filter(|(source, l)| matches!(source, Source::Own(_)) && l.intercepts.is_none());
-    Listening(own.map(|(_, l)| (l.listen, l.fixed_target().cloned())).collect())
-}
-
-/// Source of connections: clients that connect to the proxy, or hosts that shake hands with each other.
-enum Source {
-    Own(Listener),
-    EndToEnd(EndToEndListener),
-}
-
-impl Source {
-    /// Listens on a bound socket. Each of these returns the address as well, which the kernel may have chosen.
-    async fn listen(
-        listener: &ListenerConfig,
-        socket: BoundSocket,
-        splicer: &Splicer,
-        runtime: &Handle,
-    ) -> io::Result<(Source, SocketAddr)> {
-        let splicer = splicer.clone();
-        let shows_clients = listener.shows_clients;
-        let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none() && !shows_clients;
-        let adopts = listener.adopts();
-        let listen = async move {
-            let mut listening = match () {
-                () if copied => splicer.listen_to_copy(socket).await,
-                () if adopts => splicer.listen_adopting(socket).await,
-                () => splicer.listen_on(socket).await,
-            }?;
-            let addr = listening.local_addr()?;
-            if shows_clients {
-                listening.show_clients()?;
-            }
-            Ok((Source::Own(listening), addr))
-        };
-        runtime.spawn(listen).await.map_err(io::Error::other)?
-    }
-
-    /// Intercepts connections that are routed through this machine.
-    async fn intercept(
-        listener: &ListenerConfig,
-        (tpot, whose): (&Arc<Tpot>, TpotWhose),
-        splicer: &Splicer,
-        runtime: &Handle,
-    ) -> io::Result<(Source, SocketAddr)> {
-        let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
-        let shows_clients = listener.shows_clients;
-        let listen = async move {
-            let mut listening = splicer.intercept(&tpot, whose, &to).await?;
-            if shows_clients {
-                listening.show_clients()?;
-            }
-            Ok::<_, io::Error>(listening)
-        };
-        let listening = runtime.spawn(listen).await.map_err(io::Error::other)??;
-        Ok((Source::Own(listening), listener.listen))
-    }
-
-    /// Takes part in connections that are routed through this machine.
-    fn route(listener: &ListenerConfig, splicer: &Splicer) -> io::Result<(Source, SocketAddr)> {
-        let rules = listener.rules.clone();
-        let allow = move |client: SocketAddr, server: SocketAddr| {
-            rules.check(&Subject::by(client.ip()), &server.into(), server).is_ok()
-        };
-        Ok((Source::EndToEnd(splicer.listen_transparent(listener.listen, allow)?), listener.listen))
-    }
-}
-
-/// Accepts connections. `number`: index of the worker that runs this.
-async fn accept_all(
-    shared: Arc<ServerContext>,
-    front: Arc<Front>,
-    (socket, number): (Listener, usize),
-    mut stop: watch::Receiver<bool>,
-) {
-    let mut wait = BACK_OFF.0;
-    let complaints = Complaints::default();
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return,
-            accepted = socket.accept_idle() => accepted,
-        };
-        match accepted {
-            Ok(client) => {
-                wait = BACK_OFF.0;
-                let front_of = front.clone();
-                let serve = async move |live, [client]: [Leg; 1]| connection::serve(live, front_of, client).await;
-                admit(&shared, &front, ([client], number), &complaints, serve);
-            }
-            Err(e) if concerns_one_connection(&e) => {}
-            Err(e) => {
-                Counters::add(&shared.counters.accept_errors);
-                complaints.tell(&format!("cannot accept on {}: {e}", front.listener.listen));
-                // Only the end of another connection can help. Meanwhile, clients wait in the kernel's queue.
-                sleep(wait).await;
-                wait = BACK_OFF.1.min(wait * 2);
-            }
-        }
-    }
-}
-
-/// Holds the first data of connections that are spliced at once.
-fn hold_first_data(listener: &ListenerConfig, socket: &EndToEndListener) {
-    if listener.holds_first_data()
-        && let Err(error) = socket.hold_first_data()
-    {
-        tracing::warn!("cannot hold the first data of connections to {}: it is copied: {error}", listener.listen);
-    }
-}
-
-/// Accepts connections whose hosts have shaken hands with each other.
-async fn accept_pairs(
-    shared: Arc<ServerContext>,
-    front: Arc<Front>,
-    (mut socket, number): (EndToEndListener, usize),
-    mut stop: watch::Receiver<bool>,
-) {
-    let complaints = Complaints::default();
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return,
-            accepted = socket.accept() => accepted,
-        };
-        match accepted {
-            Ok((client, server)) => {
-                let front_of = front.clone();
-                let serve = async move |live, [client, server]: [Leg; 2]| {
-                    connection::serve_end_to_end(live, &front_of, client, server);
-                };
-                admit(&shared, &front, ([client, server], number), &complaints, serve);
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
-            Err(e) => {
-                Counters::add(&shared.counters.accept_errors);
-                complaints.tell(&format!("a connection to {} is lost: {e}", front.listener.listen));
-            }
-        }
-    }
-}
-
-/// Starts to serve a connection, unless a limit is reached. The first leg is that of the client.
-fn admit<const N: usize, F: Future<Output = ()> + Send>(
-    shared: &Arc<ServerContext>,
-    front: &Front,
-    (legs, awake): ([Leg; N], usize),
-    complaints: &Complaints,
-    serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
-) {
-    Counters::add(&shared.counters.accepted);
-    let client = legs[0].remote();
-    match Live::enter(shared, front, client, awake) {
-        Ok(live) => serve_on(live, (legs, !front.listener.splices_unread()), serve),
-        // No line in the access log: a flood must not displace the lines of served clients.
-        Err(full) => {
-            Counters::add(&shared.counters.over_limit);
-            complaints.tell(&format!("{client} turned away: {full}"));
-            for leg in legs {
-                leg.reset_at_close();
-                shared.splicer.discard(leg);
-            }
-        }
-    }
-}
-
-/// Serves a connection on the worker that it was assigned to. `is_read`: its client is waited for before a splice.
-fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
-    live: Live,
-    (mut legs, is_read): ([Leg; N], bool),
-    serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
-) {
-    let runtime = live.seat.as_ref().map_or_else(Handle::current, |seat| seat.runtime().clone());
-    let here = runtime.id() == Handle::current().id();
-    runtime.spawn(async move {
-        let enter = |leg: &mut Leg| match leg.is_idle() {
-            true if is_read => leg.attend(),
-            false if !here => leg.enter(),
-            _ => Ok(()),
-        };
-        match legs.iter_mut().try_for_each(enter) {
-            Ok(()) => serve(live, legs).await,
-            Err(e) => {
-                Counters::add(&live.shared.counters.accept_errors);
-                tracing::warn!("cannot serve {}: it is reset: {e}", legs[0].remote());
-                legs.into_iter().for_each(|leg| live.shared.splicer.discard(leg));
-            }
-        }
-    });
-}
-
-/// Whether the error concerns a connection that was gone before it was accepted; the next one may be fine (accept(2)).
-fn concerns_one_connection(e: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected, TimedOut};
-    matches!(e.kind(), ConnectionAborted | ConnectionReset | Interrupted | NotConnected | TimedOut)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn accepting_backs_off_only_when_the_next_connection_would_fail_too() {
-        let one = |errno| concerns_one_connection(&io::Error::from_raw_os_error(errno));
-        // ECONNABORTED and ENOTCONN; then EMFILE, ENFILE, ENOBUFS and ENOMEM.
-        assert_eq!([103, 107].map(one), [true; 2]);
-        assert_eq!([24, 23, 105, 12].map(one), [false; 4]);
-    }
+fn listening<'a>(doors: impl IntoIterator<Item = &'a Door>) -> Listening {
+    let of = |door: &Door| {
+        let front = door.fronts.now();
+        front.listener.binds().then(|| (door.addr, front.listener.fixed_target().cloned()))
+    };
+    Listening(doors.into_iter().filter_map(of).collect())
 }

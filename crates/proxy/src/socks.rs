@@ -133,7 +133,7 @@ async fn authenticate(
     (users, from): (&Users, IpAddr),
 ) -> Result<String, Fault> {
     let given = buffer.message(leg, socks5::parse_credentials).await.map_err(bad)?;
-    let user = users.check_of(from, &given).await.map(String::from);
+    let user = users.check_of(from, &given).await;
     send(leg, &socks5::encode_auth_status(user.is_ok())).await?;
     user.map_err(|no| {
         let user = (no == NoUser::Wrong).then(|| String::from_utf8_lossy(&given.name).into_owned());
@@ -241,6 +241,7 @@ pub(crate) async fn serve(
     let mut request = timeout(limit, ask(client, buffer, (users, commands), from)).await.map_err(late)??;
     record.target = Some(request.target.to_string());
     record.user.clone_from(&request.user);
+    shared.roll.is_of(client, request.user.as_deref());
     let command = request.asked.command();
     record.command = (command != Command::Connect).then_some(command);
     let done = match request.asked {

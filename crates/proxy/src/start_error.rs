@@ -2,7 +2,7 @@
 
 use crate::{config::Places, log::access_log::LogTarget};
 use longsplice_engine::OpenError;
-use std::{io, net::SocketAddr, path::PathBuf};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 /// Reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,18 @@ pub enum StartError {
         /// Error of the system.
         source: io::Error,
     },
+    /// A key has changed that is read at the start alone.
+    #[error("`{0}` cannot change while the program runs: restart it, or write what it was started with")]
+    Fixed(&'static str),
+    /// A key of a listener, which is named, has changed that its socket cannot follow.
+    #[error("listener {0}: `{2}` cannot change while it listens: restart the program, or let it listen elsewhere")]
+    FixedOf(Arc<str>, SocketAddr, &'static str),
+    /// A listener, which is named, needs what only a start can give: the key, and what it does.
+    #[error("listener {0}: `{2}`: it {3}, and no listener did when the program was started: restart it")]
+    NotPrepared(Arc<str>, SocketAddr, &'static str, &'static str),
+    /// The program ends.
+    #[error("the program is stopping")]
+    Stopping,
     /// A value of the configuration file cannot be used.
     #[error("{place}{error}")]
     Placed {
@@ -70,7 +82,10 @@ impl StartError {
     /// Returns the value in the configuration that cannot be used.
     fn value(&self) -> Option<String> {
         match self {
-            StartError::Listen { addr, .. } => Some(addr.to_string()),
+            StartError::Fixed(key) => Some(Places::key(key)),
+            StartError::Listen { addr, .. }
+            | StartError::FixedOf(_, addr, _)
+            | StartError::NotPrepared(_, addr, ..) => Some(addr.to_string()),
             StartError::AccessLog { to: LogTarget::File(path), .. } => Some(path.display().to_string()),
             StartError::Tap { dir, .. } | StartError::Cache { dir, .. } => Some(dir.display().to_string()),
             _ => None,

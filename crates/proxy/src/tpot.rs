@@ -3,9 +3,8 @@
 use crate::{
     access::{PortRange, Prefix, Subject},
     config::{Asking, Config, ListenerConfig},
-    context::{Front, ServerContext},
+    context::{Fronts, ServerContext},
     fault::{Fault, Step},
-    log::access_log::Record,
     start_error::StartError,
 };
 use longsplice_engine::{
@@ -90,13 +89,13 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
 }
 
 /// Leaves SYNs alone while a limit of connections is reached: they are routed on, and their connections work without a proxy. The
-/// same if the firewall drops what is forwarded unless a rule accepts it, and the listener has no rules of its own (`is_open`):
+/// same if the firewall drops what is forwarded unless a rule accepts it, and the listener has no rules of its own:
 /// whoever asks for a proxy would get where the firewall lets nobody pass.
 pub(crate) async fn leave(
     tpot: Weak<Tpot>,
     (whose, to): (TpotWhose, Destinations),
     full: [watch::Receiver<bool>; 2],
-    is_open: bool,
+    fronts: Fronts,
 ) {
     let [mut own, mut all] = full;
     let (mut left, mut barred) = (false, None);
@@ -107,9 +106,8 @@ pub(crate) async fn leave(
             changed = own.changed() => changed,
             changed = all.changed() => changed,
             _ = look.tick() => {
-                if is_open {
-                    barred = is_barred(&to, barred);
-                }
+                let is_open = fronts.now().listener.rules.list().is_empty();
+                barred = if is_open { is_barred(&to, barred) } else { None };
                 Ok(())
             }
         };
@@ -149,22 +147,23 @@ fn is_barred(to: &Destinations, before: Option<String>) -> Option<String> {
 
 /// Connects to the servers of a listener's clients on their SYN, if that is configured. Only for clients that rules and limits
 /// allow now: the others are accepted first, and turned away as ever.
-pub(crate) fn pipeline(shared: &Arc<ServerContext>, front: &Arc<Front>, listener: &Listener) -> io::Result<()> {
-    let handshake = front.listener.handshake;
+pub(crate) fn pipeline(shared: &Arc<ServerContext>, fronts: &Fronts, listener: &Listener) -> io::Result<()> {
+    let handshake = fronts.now().listener.handshake;
     if handshake == TpotHandshake::Basic {
         return Ok(());
     }
-    let (of_shared, of_front) = (shared.clone(), front.clone());
+    let (of_shared, of) = (shared.clone(), fronts.clone());
     let allow = move |client: SocketAddr, server: SocketAddr| {
+        let of_front = of.now();
         of_front.listener.rules.check(&Subject::by(client.ip()), &server.into(), server).ok()?;
         of_front.begin_early(&of_shared, client.ip()).map(|slot| Box::new(slot) as Permit)
     };
-    let (shared, protocol, listen) = (shared.clone(), front.listener.protocol.name(), front.listener.listen);
+    let (shared, fronts) = (shared.clone(), fronts.clone());
     let refused = move |client: SocketAddr, server: SocketAddr, error: io::Error| {
         let late = error.kind() == io::ErrorKind::TimedOut;
         let fault = if late { Fault::Timeout(Step::Connect) } else { Fault::Unreachable(error) };
         shared.counters.fault(&fault);
-        let mut record = Record::new(protocol, listen, client);
+        let mut record = fronts.now().listener.record(client);
         record.target = Some(server.to_string());
         record.fault(&fault);
         shared.log.write(record);

@@ -9,11 +9,14 @@ pub(crate) mod failures;
 pub mod hashes;
 mod verify;
 
-use crate::users::{
-    cleared::clear,
-    failures::{Failures, WRONG},
-    hashes::{Hash, HashError},
-    verify::Verifier,
+use crate::{
+    later::Later,
+    users::{
+        cleared::clear,
+        failures::{Failures, WRONG},
+        hashes::{Hash, HashError},
+        verify::Verifier,
+    },
 };
 use std::{collections::BTreeMap, fmt, hint::black_box, net::IpAddr, sync::Arc};
 
@@ -44,14 +47,14 @@ impl fmt::Debug for Credentials {
 /// User names and passwords. Empty: no authentication.
 #[derive(Clone)]
 pub struct Users {
-    secrets: BTreeMap<String, Secret>,
+    secrets: Later<BTreeMap<String, Secret>>,
     verifier: Arc<Verifier>,
     failures: Arc<Failures>,
 }
 
 impl Default for Users {
     fn default() -> Users {
-        Users { secrets: BTreeMap::new(), verifier: Arc::default(), failures: Arc::new(Failures::new(WRONG)) }
+        Users { secrets: Later::default(), verifier: Arc::default(), failures: Arc::new(Failures::new(WRONG)) }
     }
 }
 
@@ -100,7 +103,7 @@ pub enum UserError {
 
 impl fmt::Debug for Users {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.secrets.keys()).finish()
+        f.debug_set().entries(self.secrets.own.keys()).finish()
     }
 }
 
@@ -127,17 +130,34 @@ impl Secret {
 impl Users {
     /// Whether authentication is not required.
     pub fn is_empty(&self) -> bool {
-        self.secrets.is_empty()
+        self.secrets.now().is_empty()
     }
 
     /// Whether there are passwords that are not hashes.
     pub(crate) fn has_plain(&self) -> bool {
-        self.secrets.values().any(|secret| matches!(secret, Secret::Clear(_)))
+        self.secrets.own.values().any(|secret| matches!(secret, Secret::Clear(_)))
     }
 
     /// Returns all user names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.secrets.keys().map(String::as_str)
+        self.secrets.own.keys().map(String::as_str)
+    }
+
+    /// Takes their place behind those that the listener has had before, if it was there. Failed logins count on: a reload must not
+    /// allow more guesses.
+    pub(crate) fn follow(&mut self, before: Option<&Users>) {
+        self.secrets.follow(before.map(|users| &users.secrets));
+        before.into_iter().for_each(|before| self.failures = before.failures.clone());
+    }
+
+    /// From now on, only these count for connections that began with earlier ones.
+    pub(crate) fn replace_earlier(&self) {
+        self.secrets.replace_earlier();
+    }
+
+    /// Returns whether there is such a user.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.secrets.own.contains_key(name)
     }
 
     /// Adds a user. A password of the form `$SCHEME$...` is taken as a hash.
@@ -147,10 +167,11 @@ impl Users {
             return Err(UserError::Length(name.into()));
         }
         let secret = Secret::read(password).map_err(|e| UserError::Hash(name.into(), e))?;
-        if self.secrets.contains_key(name) {
+        let secrets = Arc::make_mut(&mut self.secrets.own);
+        if secrets.contains_key(name) {
             return Err(UserError::Twice(name.into()));
         }
-        self.secrets.insert(name.into(), secret);
+        secrets.insert(name.into(), secret);
         Ok(())
     }
 
@@ -165,22 +186,23 @@ impl Users {
     }
 
     /// Returns the name if the password is right, unless this client has guessed too often. Needs a runtime.
-    pub async fn check_of(&self, client: IpAddr, given: &Credentials) -> Result<&str, NoUser> {
+    pub async fn check_of(&self, client: IpAddr, given: &Credentials) -> Result<String, NoUser> {
         let check = async { self.check(given).await.ok_or(()) };
         self.failures.check(client, check).await.map_err(|(why, _)| why)
     }
 
     /// The same without a limit of guesses. An unknown name takes as long as a wrong
     /// password. Hashes are computed by other threads, only a few at a time.
-    pub(crate) async fn check(&self, given: &Credentials) -> Option<&str> {
-        let known = std::str::from_utf8(&given.name).ok().and_then(|name| self.secrets.get_key_value(name));
-        let any_hash = || self.secrets.values().find(|s| matches!(s, Secret::Hashed(_)));
+    pub(crate) async fn check(&self, given: &Credentials) -> Option<String> {
+        let secrets = self.secrets.now();
+        let known = std::str::from_utf8(&given.name).ok().and_then(|name| secrets.get_key_value(name));
+        let any_hash = || secrets.values().find(|s| matches!(s, Secret::Hashed(_)));
         let same = match known.map(|(_, secret)| secret).or_else(any_hash) {
             Some(Secret::Hashed(hash)) => self.verifier.verify(hash, &given.password).await,
             Some(Secret::Clear(password)) => equal(password.as_bytes(), &given.password),
             None => equal(b"", &given.password),
         };
-        known.filter(|_| same).map(|(name, _)| name.as_str())
+        known.filter(|_| same).map(|(name, _)| name.clone())
     }
 }
 
@@ -204,7 +226,7 @@ mod tests {
     const ARGON: &str = "$argon2id$v=19$m=1024,t=3,p=4$c29tZXNhbHQxMjM$glqbMvsRZLXtVSu2QUiDfp8m3+qbyA/XV/CRg73n6wc";
 
     async fn check(users: &Users, name: &[u8], password: &[u8]) -> Option<String> {
-        users.check(&Credentials { name: name.into(), password: password.into() }).await.map(Into::into)
+        users.check(&Credentials { name: name.into(), password: password.into() }).await
     }
 
     #[tokio::test]

@@ -86,6 +86,7 @@ impl Orphan {
             id: self.id,
             protocol: "recovered".into(),
             listen: None,
+            name: None,
             client: self.legs.client.remote,
             server: self.legs.server.remote,
             target: self.legs.server.remote.to_string(),

@@ -1,6 +1,7 @@
 //! [`LegOfProxy`], what a leg does for the proxy of this workspace only.
 
 use super::Leg;
+use crate::refusal::Refusal;
 use longsplice_datapath::path_facts;
 use std::{
     any::Any,
@@ -37,6 +38,9 @@ pub trait LegOfProxy {
 
     /// Lifts the limit of [`LegOfProxy::clamp`].
     fn unclamp(&mut self);
+
+    /// Has the connection copied to its end, and the one to its server, unless the data path knows it already.
+    fn only_copy(&self);
 
     /// Returns the number of bytes from the host that wait to be read.
     fn unread(&self) -> u32;
@@ -95,6 +99,12 @@ impl LegOfProxy for Leg {
 
     fn unclamp(&mut self) {
         Leg::unclamp(self);
+    }
+
+    fn only_copy(&self) {
+        if self.lacks_record() {
+            self.refuse(Refusal::Policy);
+        }
     }
 
     fn unread(&self) -> u32 {

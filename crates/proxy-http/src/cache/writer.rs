@@ -95,7 +95,7 @@ impl Writer {
         if let Lost::Disk(error) = lost
             && self.said.is_none_or(|t| t.elapsed() >= COMPLAIN_EVERY)
         {
-            tracing::warn!("cannot write into {}: {error}; the reply is not stored", self.shared.config.dir.display());
+            tracing::warn!("cannot write into {}: {error}; the reply is not stored", self.shared.dir.display());
             self.said = Some(Instant::now());
         }
     }
@@ -141,7 +141,7 @@ impl CacheInner {
             let (these, rest) = bytes.split_at(step.len());
             bytes = rest;
             if let Step::Content(_) = step {
-                if open.file.length() + these.len() as u64 > self.config.object {
+                if open.file.length() + these.len() as u64 > self.config().object {
                     return Err(Lost::Large);
                 }
                 open.file.write(these).map_err(Lost::Disk)?;

@@ -33,7 +33,7 @@ pub(crate) async fn authenticate(
     };
     let Some(credentials) = basic(given) else { return fail(None, "no Basic name and password") };
     match users.check_of(client, &credentials).await {
-        Ok(user) => Ok(Some(user.to_owned())),
+        Ok(user) => Ok(Some(user)),
         Err(no @ NoUser::Wrong) => fail(Some(String::from_utf8_lossy(&credentials.name).into_owned()), no.why()),
         Err(no @ NoUser::TooMany) => Err((Fault::AuthFailed { user: None, why: no.why() }, 429)),
     }

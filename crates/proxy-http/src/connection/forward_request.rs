@@ -195,13 +195,13 @@ impl Row<'_> {
     }
 
     async fn seek_target(&mut self, routed: &RoutedRequest<'_>, target: &Target, fresh: bool) -> Result<(), Fault> {
-        let listener = &self.front.listener;
+        let (shared, listener) = (&self.live.shared, &self.front.listener);
         let subject = routed.subject(&self.client);
         if let Some(held) = &mut self.server
             && held.target == *target
             && !fresh
             // The rules may deny this request and have allowed the last one.
-            && listener.rules.check(&subject, target, held.stream.leg.remote()).is_ok()
+            && shared.note(&self.client.leg, &listener.rules, &subject, (target, held.stream.leg.remote())).is_ok()
             && held.stream.is_quiet()
         {
             held.reused = true;
@@ -323,6 +323,7 @@ impl Row<'_> {
                     let target = record.target.clone().unwrap_or_default();
                     let info = FlowInfo::new(record.listener, target);
                     let info = info.with_user(record.user.clone()).with_listen(record.listen);
+                    let info = info.with_name(record.name.clone());
                     if let Some(end) =
                         exchange.relay_body(sender, &shared.splicer, self.front.bodies.clone(), info).await
                     {

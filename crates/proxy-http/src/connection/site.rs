@@ -81,7 +81,9 @@ impl Row<'_> {
         let user = record.user.clone();
         let routed = RoutedRequest { request, route: Some(number), changed, site, path, user, to };
         let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
-        denied.map_err(|why| (Fault::Denied(why), 403))?;
+        let subject = routed.subject(&self.client);
+        let noted = || self.shared().note(&self.client.leg, &self.front.listener.rules, &subject, (&target, here));
+        denied.and_then(|()| noted()).map_err(|why| (Fault::Denied(why), 403))?;
         Ok(routed)
     }
 

@@ -132,7 +132,8 @@ impl Row<'_> {
     /// Removes what is stored for a URL. `None`: PURGE is a method like others.
     pub(super) async fn purge(&mut self, routed: &RoutedRequest<'_>, record: &mut Record) -> Option<Next> {
         let (cache, _) = self.of.cache.as_ref()?;
-        let clients = &cache.config().purge;
+        let config = cache.config();
+        let clients = &config.purge;
         if routed.request.method != "PURGE" || clients.is_empty() {
             return None;
         }

@@ -4,17 +4,18 @@ use super::{Member, Upkeep};
 use crate::stream::Stream;
 use longsplice_http::{Kind, Response, Scan};
 use longsplice_proxy::config::pool::Check;
-use std::sync::Arc;
+use std::sync::Weak;
 use tokio::time::{sleep, timeout};
 
-/// Checks a server until the proxy stops.
-pub(super) async fn watch(member: Arc<Member>, check: Check, upkeep: Upkeep) {
+/// Checks a server until the proxy stops, or nobody uses it any more.
+pub(super) async fn watch(member: Weak<Member>, check: Check, upkeep: Upkeep) {
     let mut stop = upkeep.stop.clone();
     let checks = async {
-        loop {
+        while let Some(member) = member.upgrade() {
             let late = || Err(format!("the check took longer than {:?}", check.timeout));
             let result = timeout(check.timeout, ask(&member, &check, &upkeep)).await.unwrap_or_else(|_| late());
             member.checked(&upkeep.counters, result);
+            drop(member);
             sleep(check.interval).await;
         }
     };

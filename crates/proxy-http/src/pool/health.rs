@@ -25,7 +25,7 @@ pub(super) enum ServerHealth {
     Down,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Health {
     /// Number of failed requests since the last good one.
     failures: u32,

@@ -4,7 +4,7 @@
 //! Rules that involve several values are checked afterwards, with the spans kept in [`Spanned`].
 
 use super::{
-    Config, ConfigError, Forwarded, Http, ListenerConfig, PlugHandshake, Protocol, Twice,
+    Config, ConfigError, Forwarded, Http, ListenerConfig, Places, PlugHandshake, Protocol, Twice, TwiceNamed,
     asking::RawAsking,
     cache::{RawCache, disagree},
     fields::RawFields,
@@ -22,7 +22,9 @@ use super::{
     table::{Keys, Table},
     tls::RawProxyProtocol,
     trigger::RawTrigger,
-    value::{Count, Keepalive, Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice, Tables},
+    value::{
+        Count, Keepalive, ListenerName, Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice, Tables,
+    },
 };
 use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
@@ -58,6 +60,16 @@ struct File {
     source: Option<Range<usize>>,
     log: Option<Range<usize>>,
     bypass: Option<Range<usize>>,
+    /// Where the values of keys stand that count at the start alone.
+    fixed: Vec<(&'static str, Range<usize>)>,
+}
+
+impl File {
+    /// Returns a value that counts at the start alone, and notes where it stands.
+    fn fixed<T>(&mut self, key: &'static str, value: Spanned<T>) -> T {
+        self.fixed.push((key, value.span()));
+        value.into_inner()
+    }
 }
 
 #[derive(Deserialize)]
@@ -76,38 +88,44 @@ pub(super) enum FileKey {
     SourcePorts,
     Source,
     LeaveFlowsOnStop,
+    Enforce,
 }
 
 impl Keys for File {
     type Key = FileKey;
 
     fn set<'de, A: MapAccess<'de>>(&mut self, key: FileKey, table: &mut A) -> Result<(), A::Error> {
-        let config = &mut self.config;
         match key {
             FileKey::Listener => self.listeners = table.next_value()?,
             FileKey::Pool => self.pools = table.next_value()?,
-            FileKey::Connections => config.connections = Some(table.next_value::<Count>()?.0),
-            FileKey::Log => Table(RawLog { config: config.log, file: self.log }) = table.next_value()?,
-            FileKey::Splice => config.splice = table.next_value()?,
-            FileKey::Devices => config.engine.datapath.devices = names(table.next_value()?),
+            FileKey::Connections => self.config.connections = Some(table.next_value::<Count>()?.0),
+            FileKey::Log => Table(RawLog { config: self.config.log, file: self.log }) = table.next_value()?,
+            FileKey::Splice => self.config.splice = self.fixed("splice", table.next_value()?),
+            FileKey::Devices => {
+                self.config.engine.datapath.devices = names(self.fixed("devices", table.next_value()?));
+            }
             FileKey::Xdp | FileKey::Peer => {
                 let devices: Spanned<Many<Parsed<Device>>> = table.next_value()?;
                 self.bypass.get_or_insert(devices.span());
-                let of = &mut config.engine.datapath;
-                *(if matches!(key, FileKey::Xdp) { &mut of.xdp } else { &mut of.peer }) = names(devices.into_inner());
+                let is_xdp = matches!(key, FileKey::Xdp);
+                let devices = names(self.fixed(if is_xdp { "xdp" } else { "peer" }, devices));
+                let of = &mut self.config.engine.datapath;
+                *(if is_xdp { &mut of.xdp } else { &mut of.peer }) = devices;
             }
             FileKey::Tpot => self.tpot = Some(table.next_value()?),
-            FileKey::Control => config.control = table.next_value()?,
+            FileKey::Control => self.config.control = Some(self.fixed("control", table.next_value()?)),
             FileKey::SourcePorts => {
-                let OrNumber(PortRange { first, last }) = table.next_value()?;
-                config.engine.source_ports = first..=last;
+                let OrNumber(PortRange { first, last }) = self.fixed("source_ports", table.next_value()?);
+                self.config.engine.source_ports = first..=last;
             }
             FileKey::Source => {
                 let sources: Spanned<Many<Parsed<IpAddr>>> = table.next_value()?;
                 self.source = Some(sources.span());
-                config.engine.sources = sources.into_inner().0.into_iter().map(|s| s.0).collect();
+                let sources = self.fixed("source", sources);
+                self.config.engine.sources = sources.0.into_iter().map(|s| s.0).collect();
             }
-            FileKey::LeaveFlowsOnStop => config.leave_flows_on_stop = table.next_value()?,
+            FileKey::LeaveFlowsOnStop => self.config.leave_flows_on_stop = table.next_value()?,
+            FileKey::Enforce => self.config.enforce = table.next_value()?,
         }
         Ok(())
     }
@@ -146,6 +164,7 @@ impl Keys for RawLog {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Listener {
+    name: Option<Spanned<Parsed<ListenerName>>>,
     pub protocol: Name,
     pub inside: Option<Spanned<Inside>>,
     pub transparent: Option<Spanned<bool>>,
@@ -384,12 +403,14 @@ impl FromStr for UserName {
 
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file, warnings: RefCell::default(), has_passwords: Cell::default() };
-    let Table(File { mut config, listeners, pools, tpot, source: sources, log, bypass }) =
+    let Table(File { mut config, listeners, pools, tpot, source: sources, log, bypass, fixed }) =
         toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
     for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
         *path = source.path(path);
     }
     let places = &mut config.places;
+    let tpot_key = tpot.iter().map(|tpot| ("tpot", tpot.span()));
+    fixed.into_iter().chain(tpot_key).for_each(|(key, at)| places.add(Places::key(key), source.place(at)));
     config
         .engine
         .sources
@@ -403,6 +424,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     config.pools = source.pools(pools)?;
     for listener in listeners.0 {
         let listen = listener.get_ref().listen.span();
+        let name = listener.get_ref().name.as_ref().map(Spanned::span);
         let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
         let tap = listener.get_ref().tap.as_ref().map(Spanned::span);
         let listener = source.listener(listener, &config.pools)?;
@@ -414,12 +436,12 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         if let Some(other) = config.collision(&listener) {
             return Err(source.wrong(listen, &Twice(other)));
         }
-        config.places.add(listener.listen, source.place(listen));
+        config.places.add(listener.listen, source.place(listen.clone()));
         let dirs = [(listener.tap.as_ref(), tap), (listener.cache().map(|cache| &cache.dir), cache)];
         for (dir, at) in dirs {
             dir.zip(at).into_iter().for_each(|(dir, at)| config.places.add(dir.display(), source.place(at)));
         }
-        config.listeners.push(listener);
+        config.push(listener).map_err(|of| source.wrong(name.unwrap_or(listen), &TwiceNamed(of)))?;
     }
     for (name, at) in spans {
         if !config.listeners.iter().flat_map(ListenerConfig::pools).any(|used| *used == name) {
@@ -579,6 +601,9 @@ impl SourceFile<'_> {
         };
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
+        if let Some(name) = raw.name {
+            listener.name = name.into_inner().0.0.into();
+        }
         listener.intercepts = whose;
         listener.shows_clients = shows_clients;
         listener.handshake = of_tpot;

@@ -146,6 +146,29 @@ fn the_example_of_the_readme_is_right() {
 }
 
 #[test]
+fn names_of_listeners() {
+    let plug = |port: u16, more: &str| {
+        format!("[[listener]]\nprotocol = \"plug\"\nlisten = \"[::1]:{port}\"\ntarget = \"a:1\"\n{more}\n")
+    };
+    let names = |text: &str| read(text).unwrap().listeners.iter().map(|l| l.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(&(plug(1, "name = \"db-1\"") + &plug(2, ""))), ["db-1", "plug-[::1]:2"]);
+    assert_eq!(
+        names(&(plug(0, "") + &plug(0, "") + &plug(0, ""))),
+        ["plug-[::1]:0", "plug-[::1]:0-2", "plug-[::1]:0-3"]
+    );
+    let twice = plug(1, "name = \"a\"") + &plug(2, "name = \"a\"");
+    expect(&twice, (10, 8), "another listener is called a already");
+    let by_chance = plug(1, "name = \"plug-[::1]:2\"") + &plug(2, "");
+    expect(&by_chance, (8, 10), "another listener is called plug-[::1]:2 already");
+    for wrong in ["", "a b", "a=b", "\u{e9}", &"x".repeat(65)] {
+        expect(&plug(1, &format!("name = \"{wrong}\"")), (5, 8), "bad name: write letters");
+    }
+    let mut config = read(&plug(1, "name = \"http-127.0.0.1:3128\"")).unwrap();
+    let error = config.add_args(&[], &["127.0.0.1:3128"], &[], &[]).unwrap_err().to_string();
+    assert!(error.starts_with("--http 127.0.0.1:3128: another listener is called"), "{error}");
+}
+
+#[test]
 fn mistakes_of_the_language() {
     expect("devices = [", (1, 12), "");
     expect("a = 1", (1, 1), "unknown field `a`, expected one of `listener`");

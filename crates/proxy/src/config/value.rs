@@ -220,6 +220,20 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Tables<T> {
     }
 }
 
+/// Name of a listener. It stands in lines of logs.
+pub(super) struct ListenerName(pub(super) String);
+
+impl FromStr for ListenerName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good =
+            (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:[]".contains(&b));
+        let cure = "bad name: write letters, digits, '-', '_', '.', ':', '[' and ']', 64 at most";
+        if good { Ok(ListenerName(text.into())) } else { Err(cure) }
+    }
+}
+
 /// The policy key `splice`.
 pub(super) struct Splice(pub(super) SpliceWhen);
 

@@ -4,7 +4,7 @@
 //! costs a look at the tables of the data path for each connection.
 
 use crate::{
-    context::tap_dir::TapDir,
+    context::{TapDirs, tap_dir::TapDir},
     counters::Counters,
     triggers::{Then, Trigger, When, ask::Answer},
 };
@@ -13,7 +13,6 @@ use std::{
     collections::HashMap,
     future::pending,
     io,
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -35,9 +34,9 @@ const STEP: Duration = Duration::from_millis(20);
 /// data, after which the connection is not spliced until the task has acted.
 pub(crate) enum Note {
     /// A connection with triggers has begun.
-    Began(u64, Arc<[Trigger]>),
+    Began(u64, Arc<[Trigger]>, TapDirs),
     /// The data of a host have taken it back.
-    Data(u64, Arc<[Trigger]>),
+    Data(u64, Arc<[Trigger]>, TapDirs),
 }
 
 /// Tells the task.
@@ -51,16 +50,16 @@ impl Triggers {
     }
 
     /// Watches a connection from now on.
-    pub fn begin(&self, flow: u64, of: &Arc<[Trigger]>) {
+    pub fn begin(&self, flow: u64, of: &Arc<[Trigger]>, taps: &TapDirs) {
         if !of.is_empty() {
-            let _ = self.0.send(Note::Began(flow, of.clone())); // the server ends
+            let _ = self.0.send(Note::Began(flow, of.clone(), taps.clone())); // the server ends
         }
     }
 
     /// Returns what the engine calls when data have taken a connection back.
-    pub fn on_data(&self, of: &Arc<[Trigger]>) -> OnTrigger {
-        let (tell, of) = (self.0.clone(), of.clone());
-        OnTrigger::new(move |flow| drop(tell.send(Note::Data(flow, of.clone()))))
+    pub fn on_data(&self, of: &Arc<[Trigger]>, taps: &TapDirs) -> OnTrigger {
+        let (tell, of, taps) = (self.0.clone(), of.clone(), taps.clone());
+        OnTrigger::new(move |flow| drop(tell.send(Note::Data(flow, of.clone(), taps.clone()))))
     }
 }
 
@@ -68,12 +67,12 @@ impl Triggers {
 pub(crate) struct Means {
     pub splicer: Splicer,
     pub counters: Arc<Counters>,
-    pub taps: HashMap<PathBuf, Arc<TapDir>>,
 }
 
 /// A connection that is watched.
 struct Watched {
     of: Arc<[Trigger]>,
+    taps: TapDirs,
     /// Bytes that have passed, and when that was last known to have changed.
     bytes: (u64, Instant),
     /// For each trigger, what it takes to pull it: a number of bytes, or 0 and 1 for an idle one that may be pulled or was.
@@ -82,10 +81,10 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(of: Arc<[Trigger]>) -> Watched {
+    fn new(of: Arc<[Trigger]>, taps: TapDirs) -> Watched {
         let next =
             of.iter().map(|trigger| if let When::Bytes { count, .. } = trigger.when { count } else { 0 }).collect();
-        Watched { of, bytes: (0, Instant::now()), next, is_tapped: false }
+        Watched { of, taps, bytes: (0, Instant::now()), next, is_tapped: false }
     }
 
     /// Returns which triggers are pulled, except those by data.
@@ -132,14 +131,14 @@ pub(crate) async fn watch_all(mut notes: UnboundedReceiver<Note>, means: Arc<Mea
         tokio::select! {
             note = notes.recv() => match note {
                 None => return,
-                Some(Note::Began(flow, of)) => {
+                Some(Note::Began(flow, of, taps)) => {
                     if is_idle {
                         (at, last) = (tokio::time::Instant::now() + PAUSE, SystemTime::now());
                     }
-                    watched.entry(flow).or_insert_with(|| Watched::new(of));
+                    watched.entry(flow).or_insert_with(|| Watched::new(of, taps));
                 }
-                Some(Note::Data(flow, of)) => {
-                    let known = watched.entry(flow).or_insert_with(|| Watched::new(of));
+                Some(Note::Data(flow, of, taps)) => {
+                    let known = watched.entry(flow).or_insert_with(|| Watched::new(of, taps));
                     if let (Some(status), Some(n)) = (means.splicer.status(flow), by_data(&known.of)) {
                         pull(&means, known, status, n);
                     }
@@ -189,9 +188,9 @@ fn pull(means: &Arc<Means>, known: &mut Watched, flow: FlowStatus, n: usize) {
         Then::Tap(_) if known.is_tapped => act(means, &flow, by_data, Answer::GoOn),
         Then::Tap(dir) => {
             known.is_tapped = true;
-            let (means, dir) = (means.clone(), dir.clone());
+            let (means, dir) = (means.clone(), known.taps.get(dir).cloned());
             tokio::spawn(async move {
-                if let Err(error) = tap(&means, &flow, by_data, &dir).await {
+                if let Err(error) = tap(&means, &flow, by_data, dir).await {
                     Counters::add(&means.counters.trigger_failures);
                     tracing::error!(flow = flow.id, %error, "a tap cannot begin");
                 }
@@ -224,8 +223,8 @@ fn act(means: &Means, flow: &FlowStatus, by_data: bool, answer: Answer) {
 }
 
 /// Takes a connection back, taps it, and lets it go on as it was.
-async fn tap(means: &Means, flow: &FlowStatus, by_data: bool, dir: &PathBuf) -> io::Result<()> {
-    let dir = means.taps.get(dir).ok_or(io::ErrorKind::NotFound)?;
+async fn tap(means: &Means, flow: &FlowStatus, by_data: bool, dir: Option<Arc<TapDir>>) -> io::Result<()> {
+    let dir = dir.ok_or(io::ErrorKind::NotFound)?;
     let is_forwarded = matches!(flow.state, FlowState::Spliced | FlowState::Released);
     // one that may be spliced has to stay for a while
     let was_spliced = by_data || is_forwarded || flow.refusal.is_none();
@@ -269,8 +268,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().to_owned();
         let dir = Arc::new(TapDir::open(&path).unwrap());
-        let taps = HashMap::from([(path.clone(), dir.clone())]);
-        let means = Means { splicer: splicer.clone(), counters: Arc::default(), taps };
+        let means = Means { splicer: splicer.clone(), counters: Arc::default() };
         for has_ended in [true, false] {
             let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let leg = listener.accept().await.unwrap();
@@ -286,7 +284,7 @@ mod tests {
             if has_ended {
                 ended.await.unwrap();
             }
-            let error = tap(&means, &flow, false, &path).await.unwrap_err();
+            let error = tap(&means, &flow, false, Some(dir.clone())).await.unwrap_err();
             assert_eq!(error.to_string(), "the connection has ended");
             drop(client);
         }

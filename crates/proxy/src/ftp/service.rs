@@ -21,6 +21,10 @@ impl Service for Ftp {
         matches!(protocol, Protocol::Ftp(_))
     }
 
+    fn reopen(&self, _: &Config) -> Result<Arc<dyn Service>, StartError> {
+        Ok(Arc::new(Ftp))
+    }
+
     fn handler(&self, _: &ListenerConfig) -> Arc<dyn Handler> {
         Arc::new(Ftp)
     }

@@ -4,14 +4,14 @@
 //! the queue fills up; further lines are dropped and counted. The log never delays a connection. docs/access-log.md describes
 //! the fields.
 
-use crate::{commands::Command, fault::Fault, log::complaints::Complaints};
+use crate::{commands::Command, fault::Fault, log::complaints::Complaints, room::can_have};
 use longsplice_engine::{Ended, Pair, PathFinding, Refusal};
 use nix::{
     errno::Errno,
     fcntl, libc,
     sys::stat::{SFlag, fstat},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::{
     fmt::{self, Write as _},
     fs::{File, OpenOptions},
@@ -20,7 +20,7 @@ use std::{
     os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel},
     },
@@ -105,6 +105,9 @@ pub struct Record {
     pub id: Option<u64>,
     /// Protocol of the listener.
     pub listener: &'static str,
+    /// Name of the listener.
+    #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
+    pub name: Option<Arc<str>>,
     /// Address of the listener; none if an earlier process had it.
     pub listen: Option<SocketAddr>,
     /// The client's address, from the PROXY header if there was one.
@@ -137,7 +140,7 @@ pub struct Record {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<&'static str>,
     /// Reason for the end: [`EndReason`](longsplice_engine::EndReason), or `denied`, `bad-request`,
-    /// `auth-failed`, `unreachable`, `bad-reply`, `no-route`, `no-server`, `timeout`.
+    /// `auth-failed`, `unreachable`, `bad-reply`, `no-route`, `no-server`, `timeout`, `forbidden`.
     pub how: &'static str,
     /// Bytes from client to server.
     pub bytes_up: u64,
@@ -159,6 +162,10 @@ pub struct Record {
     pub path: Option<PathFinding>,
     /// Time since accept, in milliseconds.
     pub duration_ms: u64,
+}
+
+fn name<S: Serializer>(name: &Option<Arc<str>>, to: S) -> Result<S::Ok, S::Error> {
+    name.as_deref().serialize(to)
 }
 
 /// Datagrams of an association.
@@ -216,6 +223,7 @@ impl Record {
             time: String::new(),
             id: None,
             listener,
+            name: None,
             listen: listen.into(),
             client,
             server: None,
@@ -273,6 +281,11 @@ impl Record {
         }
     }
 
+    /// Fills in that it was allowed, and is not any more.
+    pub fn forbidden(&mut self, why: &str) {
+        (self.how, self.refusal) = ("forbidden", Some(why.to_owned()));
+    }
+
     fn line(&self, format: LogFormat) -> String {
         let mut line = match format {
             LogFormat::Text => self.text(),
@@ -292,6 +305,9 @@ impl Record {
             None => plain(t, "id", "-"),
         }
         plain(t, "listener", self.listener);
+        if let Some(name) = &self.name {
+            plain(t, "name", name);
+        }
         match self.listen {
             Some(listen) => address(t, "listen", listen),
             None => plain(t, "listen", "-"),
@@ -406,41 +422,67 @@ enum Message {
 
 #[derive(Debug, Default)]
 struct LogState {
-    reopen: AtomicBool,
     dropped: AtomicU64,
     /// Lines that are accepted and neither written nor dropped.
     waiting: AtomicU64,
     complaints: Complaints,
 }
 
-/// The open log.
+/// The access log. Where its lines go may change.
 #[derive(Debug)]
 pub struct AccessLog {
+    now: RwLock<Arc<OpenLog>>,
+    shared: Arc<LogState>,
+}
+
+/// An open destination. When the last user of it is gone, its writer writes what it has got, and ends.
+#[derive(Debug)]
+pub(crate) struct OpenLog {
     format: LogFormat,
     /// Queue to the writer, if there is a log.
     queue: Option<SyncSender<Message>>,
-    shared: Arc<LogState>,
+    reopen: Arc<AtomicBool>,
 }
 
 impl AccessLog {
     /// Opens the file and starts the writer. Fails if the file cannot be opened or the thread not started.
     pub fn open(config: &LogConfig) -> io::Result<AccessLog> {
         let shared = Arc::new(LogState::default());
-        let mut log = AccessLog { format: config.format, queue: None, shared: shared.clone() };
-        if let Some(out) = Out::open(&config.to)? {
-            let (queue, lines) = sync_channel(QUEUE);
-            thread::Builder::new().name("access-log".into()).spawn(move || write_lines(&lines, out, &shared))?;
-            log.queue = Some(queue);
+        let now = RwLock::new(Arc::new(OpenLog::open(config, &shared)?));
+        Ok(AccessLog { now, shared })
+    }
+
+    /// Opens another destination, for [`AccessLog::switch_to`].
+    pub(crate) fn prepare(&self, config: &LogConfig) -> io::Result<OpenLog> {
+        OpenLog::open(config, &self.shared)
+    }
+
+    /// Sends all further lines there.
+    pub(crate) fn switch_to(&self, next: OpenLog) {
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+    }
+
+    fn now(&self) -> Arc<OpenLog> {
+        self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Checks whether the file can be written, without creating it.
+    pub(crate) fn check(config: &LogConfig) -> io::Result<()> {
+        let LogTarget::File(path) = &config.to else { return Ok(()) };
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match Out::file(path, false) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && dir.is_dir() => can_have(dir),
+            opened => opened.map(drop),
         }
-        Ok(log)
     }
 
     /// Queues a line, or counts it as dropped if the queue is full. Never waits.
     pub fn write(&self, mut record: Record) {
-        let Some(queue) = &self.queue else { return };
+        let now = self.now();
+        let Some(queue) = &now.queue else { return };
         record.time = rfc3339(SystemTime::now());
         self.shared.waiting.fetch_add(1, Relaxed);
-        if queue.try_send(Message::Line(record.line(self.format))).is_err() {
+        if queue.try_send(Message::Line(record.line(now.format))).is_err() {
             self.shared.waiting.fetch_sub(1, Relaxed);
             self.shared.dropped.fetch_add(1, Relaxed);
             self.shared.complaints.tell("cannot write the access log as fast as connections end: lines are dropped");
@@ -454,9 +496,10 @@ impl AccessLog {
 
     /// Reopens the file before the next line, after log rotation has renamed it.
     pub fn reopen(&self) {
-        self.shared.reopen.store(true, Relaxed);
+        let now = self.now();
+        now.reopen.store(true, Relaxed);
         // If the queue is full, the writer is awake anyway.
-        let _ = self.queue.as_ref().map(|q| q.try_send(Message::Wake));
+        let _ = now.queue.as_ref().map(|q| q.try_send(Message::Wake));
     }
 
     /// Returns the number of lines that were not written.
@@ -466,7 +509,8 @@ impl AccessLog {
 
     /// Waits until all lines so far are written, for `limit` at most; false if that was not enough. Blocks the thread.
     pub fn flush(&self, limit: Duration) -> bool {
-        let Some(queue) = &self.queue else { return true };
+        let now = self.now();
+        let Some(queue) = &now.queue else { return true };
         let end = Instant::now() + limit;
         let (done, wait) = channel();
         let mut message = Message::Flush(done);
@@ -481,6 +525,20 @@ impl AccessLog {
     }
 }
 
+impl OpenLog {
+    fn open(config: &LogConfig, shared: &Arc<LogState>) -> io::Result<OpenLog> {
+        let mut log = OpenLog { format: config.format, queue: None, reopen: Arc::default() };
+        if let Some(out) = Out::open(&config.to)? {
+            let (queue, lines) = sync_channel(QUEUE);
+            let (shared, reopen) = (shared.clone(), log.reopen.clone());
+            let write = move || write_lines(&lines, out, &shared, &reopen);
+            thread::Builder::new().name("access-log".into()).spawn(write)?;
+            log.queue = Some(queue);
+        }
+        Ok(log)
+    }
+}
+
 impl Drop for AccessLog {
     fn drop(&mut self) {
         // Write the last lines of a program that ends. A pipe without a reader must not keep it from ending.
@@ -488,7 +546,7 @@ impl Drop for AccessLog {
     }
 }
 
-fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &LogState) {
+fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &LogState, reopen: &AtomicBool) {
     let (mut failing, mut missing) = (false, 0);
     while let Ok(first) = lines.recv() {
         if matches!(first, Message::Line(_)) {
@@ -504,7 +562,7 @@ fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &LogState) {
             }
             next = if batch.len() < BATCH { lines.try_recv().ok() } else { None };
         }
-        if shared.reopen.swap(false, Relaxed) {
+        if reopen.swap(false, Relaxed) {
             out.reopen();
         }
         let written = out.write_all(batch.as_bytes(), |lines| {
@@ -547,15 +605,15 @@ impl Out {
         Ok(match to {
             LogTarget::Off => None,
             LogTarget::Stdout => Some(Out::Stdout),
-            LogTarget::File(path) => Some(Out::File(path.into(), Out::file(path)?)),
+            LogTarget::File(path) => Some(Out::File(path.into(), Out::file(path, true)?)),
         })
     }
 
     /// Opens the file. Does not wait for somebody to read a FIFO: the program could not be stopped meanwhile.
-    fn file(path: &Path) -> io::Result<File> {
+    fn file(path: &Path, create: bool) -> io::Result<File> {
         // Other users of the machine must not read which client connected where.
         let mut options = OpenOptions::new();
-        options.append(true).create(true).mode(0o640).custom_flags(libc::O_NONBLOCK);
+        options.append(true).create(create).mode(0o640).custom_flags(libc::O_NONBLOCK);
         let file = options.open(path).map_err(|e| match e.raw_os_error() {
             Some(libc::ENXIO) => io::Error::other("it is a FIFO that nobody reads; start its reader first"),
             _ => e,
@@ -569,7 +627,7 @@ impl Out {
 
     fn reopen(&mut self) {
         let Out::File(path, file) = self else { return };
-        match Out::file(path) {
+        match Out::file(path, true) {
             Ok(new) => *file = new,
             Err(e) => {
                 tracing::error!("cannot reopen the access log {}: {e}; still writing to the old file", path.display());

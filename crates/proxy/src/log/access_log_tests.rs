@@ -21,6 +21,10 @@ fn record() -> Record {
 
 #[test]
 fn text() {
+    let mut named = record();
+    named.name = Some("office".into());
+    assert!(named.line(LogFormat::Text).contains(" listener=socks5 name=office listen="));
+    assert!(named.line(LogFormat::Json).contains("\"name\":\"office\""));
     assert_eq!(
         record().line(LogFormat::Text),
         "2025-03-01T12:00:00.000Z id=7 listener=socks5 listen=192.0.2.9:1080 client=192.0.2.1:1000 server=[2001:db8::1]:443 \
@@ -76,6 +80,7 @@ fn the_page_describes_every_field_and_word() {
     (whole.route, whole.method, whole.uri) = (Some("1:a".into()), Some("GET".into()), Some("/".into()));
     (whole.status, whole.reply_rule, whole.cache) = (Some(200), Some("1:deny".into()), Some("hit"));
     (whole.command, whole.datagrams) = (Some(Command::Bind), Some(Datagrams::default()));
+    whole.name = Some("front".into());
     let json: serde_json::Value = serde_json::from_str(&whole.line(LogFormat::Json)).unwrap();
     let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
     let text = whole.line(LogFormat::Text);
@@ -107,7 +112,7 @@ fn the_page_describes_every_field_and_word() {
     ] {
         words.push(fault.how().into());
     }
-    words.extend(["damaged".into(), "path".into()]); // of replies in the cache, and of flows that were measured
+    words.extend(["damaged".into(), "path".into(), "forbidden".into()]); // of replies in the cache, and of flows that were measured
     assert_eq!(words.into_iter().collect::<std::collections::BTreeSet<_>>(), described);
 }
 
@@ -198,11 +203,31 @@ fn appends_and_reopens() {
     assert_eq!((lines(&moved), lines(&path)), (3, 1));
 }
 
+#[test]
+fn another_destination() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = |name: &str| LogConfig { format: LogFormat::Text, to: LogTarget::File(dir.path().join(name)) };
+    let lines = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
+    assert!(AccessLog::check(&to("first")).is_ok() && !dir.path().join("first").exists(), "nothing is created");
+    assert!(AccessLog::check(&to("nowhere/log")).is_err());
+    let log = AccessLog::open(&to("first")).unwrap();
+    (0..100).for_each(|_| log.write(record()));
+    log.switch_to(log.prepare(&to("second")).unwrap());
+    log.write(record());
+    drop(log);
+    let end = Instant::now() + Duration::from_secs(30);
+    while lines("first") < 100 && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1)); // its writer ends by itself
+    }
+    assert_eq!((lines("first"), lines("second")), (100, 1), "what was written before is where it belongs");
+}
+
 /// With a pipe that nobody reads, `write` still returns at once, and lost lines are counted.
 #[test]
 fn a_writer_that_stands_still_drops_lines() {
     let (queue, lines) = sync_channel(2);
-    let log = AccessLog { format: LogFormat::Text, queue: Some(queue), shared: Arc::default() };
+    let open = OpenLog { format: LogFormat::Text, queue: Some(queue), reopen: Arc::default() };
+    let log = AccessLog { now: RwLock::new(Arc::new(open)), shared: Arc::default() };
     for _ in 0..5 {
         log.write(record());
     }

@@ -40,7 +40,8 @@ pub async fn dial(
         None => resolver.resolve(target, limits.resolve).await?,
     };
     // What is intercepted has no listening socket to come back to.
-    let leads_back = |to| at.is_none() && shared.listening.leads_back(listener.listen, to, |t| resolver.known(t));
+    let opened = shared.opened();
+    let leads_back = |to| at.is_none() && opened.listening.leads_back(listener.listen, to, |t| resolver.known(t));
     let check = |a| match rules.check(subject, target, a) {
         Ok(()) if leads_back(a) => Err(Denied::Loop),
         checked => checked,
@@ -61,7 +62,14 @@ pub async fn dial(
     if !matches!(connected, Ok(Ok(_))) {
         resolver.doubt(target);
     }
-    connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)
+    let server = connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)?;
+    if rules.are_of_listener()
+        && let Err(why) = shared.roll.decided(client, rules, subject, (target, server.remote()))
+    {
+        splicer.discard(server);
+        return Err(Fault::Denied(why));
+    }
+    Ok(server)
 }
 
 /// Returns the first connection that is established. The next address is tried when `stagger`

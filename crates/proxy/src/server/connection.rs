@@ -30,7 +30,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
     let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake);
     let header = unless_stopped(&live, header).await;
-    let mut record = Record::new(listener.protocol.name(), listener.listen, client.source());
+    let mut record = listener.record(client.source());
     let Some(header) = header else { return stop((live, started), client, record) };
     if let Err(fault) = header {
         live.shared.counters.fault(&fault);
@@ -95,19 +95,19 @@ async fn open(live: Live, started: Instant, front: &Front, mut client: Leg, mut 
     relay(Relayed { live, started, lease: None, passed: Some(Box::new(passed)) }, front, client, ready, record);
 }
 
-/// Runs a step, which may wait for a host, unless all connections have to end.
+/// Runs a step, which may wait for a host, unless the connection has to end.
 async fn unless_stopped<T>(live: &Live, step: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         // a step that hears of the stop itself has something to say
         biased;
         done = step => Some(done),
-        () = live.shared.splicer.stopped() => None,
+        () = live.end() => None,
     }
 }
 
-/// Resets a client because all connections have to end.
+/// Resets a client because its connection has to end.
 fn stop((live, started): (Live, Instant), client: Leg, mut record: Record) {
-    record.how = EndReason::Stopped.as_str();
+    live.ended(&mut record);
     reset(&live, client);
     write(&live, record, started);
 }
@@ -151,7 +151,7 @@ async fn handshake(
 /// is that of the plug, or the original destination of a transparent connection.
 pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, server: Leg) {
     let listener = &front.listener;
-    let mut record = Record::new(listener.protocol.name(), listener.listen, client.source());
+    let mut record = listener.record(client.source());
     record.target = Some(listener.fixed_target().map_or_else(|| server.remote().to_string(), Target::to_string));
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));

@@ -1,0 +1,144 @@
+//! The configuration of `longsplice run`: from the file and the command line, at the start and again while it runs.
+
+use crate::args::{Format, RunArgs};
+use longsplice_datapath::MAX_LISTENERS;
+use longsplice_engine::SpliceWhen;
+use longsplice_proxy::{
+    Config, ConfigError, ListenerConfig, Protocol, Reloaded, Server, limits::CONNECTIONS, log::access_log::LogFormat,
+};
+use std::{
+    net::UdpSocket,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::task::spawn_blocking;
+
+/// Reads the configuration, warns of what is hardly meant, and checks what can be checked before anything is opened.
+pub fn configure(args: &RunArgs) -> Result<Config, String> {
+    let config = read(args).map_err(|e| e.to_string())?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    for source in &config.engine.sources {
+        let failed = |e| format!("{}source {source}: {e}; name addresses of this host", config.places.of(source));
+        UdpSocket::bind((*source, 0)).map_err(failed)?;
+    }
+    let tracked = |l: &&ListenerConfig| l.policy.when != SpliceWhen::Never || l.protocol == Protocol::Transparent;
+    let tracked = config.listeners.iter().filter(tracked).count();
+    if tracked > MAX_LISTENERS as usize && !args.copy_only {
+        let advice = "give some of them `splice = \"never\"`, or let another process have them, in a network namespace of its own";
+        return Err(format!("{tracked} listeners, of which {MAX_LISTENERS} can be spliced: {advice}"));
+    }
+    Ok(config)
+}
+
+/// Reads the configuration file and applies the command line on top.
+fn read(args: &RunArgs) -> Result<Config, ConfigError> {
+    let mut config = match &args.config {
+        Some(file) => Config::from_file(file)?,
+        None => Config::default(),
+    };
+    config.add_args(&args.socks5, &args.http, &args.tls, &args.plug)?;
+    if let Some(when) = args.splice {
+        config.listeners.iter_mut().for_each(|l| l.policy.when = when);
+    }
+    if let Some(path) = args.path {
+        config.listeners.iter_mut().for_each(|l| l.policy.path = path);
+    }
+    if let Some(seconds) = args.keepalive {
+        let after = Some(Duration::from_secs(seconds.into()));
+        config.listeners.iter_mut().for_each(|l| l.policy.keepalive = after);
+    }
+    let datapath = &mut config.engine.datapath;
+    if !args.device.is_empty() {
+        datapath.devices.clone_from(&args.device);
+    }
+    if !args.xdp.is_empty() {
+        datapath.xdp.clone_from(&args.xdp);
+    }
+    if !args.peer.is_empty() {
+        datapath.peer.clone_from(&args.peer);
+    }
+    datapath.max_flows = args.max_flows;
+    if let Some(dir) = &args.tap {
+        config.listeners.iter_mut().for_each(|l| l.tap = Some(dir.clone()));
+    }
+    if let Some(file) = &args.access_log {
+        config.log.to = file.as_path().into();
+    }
+    match args.log_format {
+        Some(Format::Text) => config.log.format = LogFormat::Text,
+        Some(Format::Json) => config.log.format = LogFormat::Json,
+        None => {}
+    }
+    config.leave_flows_on_stop |= args.leave_flows;
+    config.connections.get_or_insert(CONNECTIONS.max(args.max_flows));
+    Ok(config)
+}
+
+/// Reads the configuration anew, and puts it in force.
+#[derive(Clone)]
+pub struct Reloader {
+    args: Arc<RunArgs>,
+    /// The server whose configuration it is.
+    pub server: Arc<Server>,
+    /// Whether spliced flows continue when the program stops.
+    leave: Arc<AtomicBool>,
+}
+
+impl Reloader {
+    /// `leave`: whether spliced flows continue when the program stops.
+    pub fn new(args: &RunArgs, server: Arc<Server>, leave: bool) -> Reloader {
+        Reloader { args: Arc::new(args.clone()), server, leave: Arc::new(leave.into()) }
+    }
+
+    /// Returns whether spliced flows continue when the program stops.
+    pub fn leaves_flows(&self) -> bool {
+        self.leave.load(Relaxed)
+    }
+
+    /// Reads the file and those that it names, as at the start, and puts all of it in force; or says why not, and nothing has
+    /// changed. Returns what has changed.
+    pub async fn reload(&self, enforce: bool) -> Result<Reloaded, String> {
+        let result = self.try_reload(enforce).await;
+        match &result {
+            Ok(Reloaded { added, moved, removed, reset }) => {
+                let all = [("added", added), ("moved", moved), ("removed", removed)];
+                let all = all.iter().filter(|(_, names)| !names.is_empty());
+                let what: String = all.map(|(what, names)| format!("; {what}: {}", names.join(", "))).collect();
+                let reset = if *reset > 0 {
+                    format!("; reset, because forbidden now: {reset} connections")
+                } else {
+                    String::new()
+                };
+                tracing::info!("reloaded{what}{reset}");
+            }
+            Err(why) => tracing::error!("cannot reload: everything stays as it is: {why}"),
+        }
+        result
+    }
+
+    async fn try_reload(&self, enforce: bool) -> Result<Reloaded, String> {
+        if self.args.config.is_none() {
+            return Err("there is no file to read: the program was started without --config".into());
+        }
+        let args = self.args.clone();
+        let config = spawn_blocking(move || configure(&args)).await.map_err(|e| e.to_string())??;
+        let leave = config.leave_flows_on_stop;
+        let reloaded = self.server.reload(config, enforce).await.map_err(|e| e.to_string())?;
+        self.leave.store(leave, Relaxed);
+        Ok(reloaded)
+    }
+
+    /// Reopens the access log, and reloads if there is a file.
+    pub fn hang_up(&self) {
+        tracing::info!("SIGHUP: opening the access log anew");
+        self.server.reopen_log();
+        if self.args.config.is_some() {
+            let reloader = self.clone();
+            // What comes of it is logged. Other signals are not kept waiting by a disk that does not answer.
+            tokio::spawn(async move { reloader.reload(false).await });
+        }
+    }
+}
