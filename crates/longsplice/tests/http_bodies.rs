@@ -555,6 +555,30 @@ fn bodies_that_are_copied_cost_no_more_where_others_would_be_spliced() {
     assert!(default <= never * 1.25 + 1.0, "never {never}, default {default}");
 }
 
+/// A connection that is over before a body is long enough: the data path is asked once, whether a released flow has its port.
+#[test]
+#[ignore = "root"]
+fn a_connection_without_long_bodies_is_no_work_for_the_data_path() {
+    const CONNECTIONS: usize = 200;
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let (tell, _told) = mpsc::channel();
+    serve(&lab, Family::V4, &tell);
+    let proxy = FORWARDER_TO_CLIENT.port(Family::V4, PROXY);
+    let pins = Pins::of(&lab.forwarder);
+    let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
+    let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let [bpf] = least([1.5], || {
+        let calls = SystemCalls::of(program.id()).unwrap();
+        let asks = large(1, CONNECTIONS).into_iter().map(|ask| Ask { down: (Framing::Exact, 1000), ..ask });
+        let each = asks.map(|ask| vec![ask]).collect::<Vec<_>>();
+        let all = move || each.into_iter().for_each(|ask| talk(proxy, false, Family::V4, ask, 1).unwrap());
+        lab.client.spawn(all).join().unwrap();
+        [calls.so_far()[SYS_bpf as usize] as f64 / CONNECTIONS as f64]
+    });
+    assert_eq!(program.end(&pins).len() % CONNECTIONS, 0);
+    assert!(bpf <= 1.5, "{bpf} calls of bpf(2) per connection");
+}
+
 #[test]
 #[ignore = "root"]
 fn a_spliced_body_takes_few_system_calls() {

@@ -645,7 +645,7 @@ fn a_listener_that_never_spliced_splices_and_stops_again() {
     let setting = Setting::new(&plug("\"never\""));
     let mut proxy = setting.start();
     setting.echo(SERVER.port(Family::V4, 7020));
-    let mut served = || {
+    let served = || {
         let mut client = setting.connect(at);
         round_trip(&mut client, &[7; 100_000]);
         client

@@ -456,12 +456,12 @@ impl ListenerConfig {
         }
     }
 
-    /// Returns from when on the data path knows the connections. Where one leads to others, or its messages are spliced one by one,
-    /// records from the handshake on are better.
+    /// Returns from when on the data path knows the connections. Where one leads to others, records from the handshake on are
+    /// better.
     pub(crate) fn tracking(&self) -> Tracking {
         let can_adopt = matches!(
             self.protocol,
-            Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Login(_) | Protocol::Plug { .. }
+            Protocol::Socks5 { .. } | Protocol::Http(_) | Protocol::Tls(_) | Protocol::Login(_) | Protocol::Plug { .. }
         );
         match self.policy.when {
             _ if !self.binds() || self.end_to_end().is_some() || self.shows_clients => Tracking::FromSyn,
