@@ -16,6 +16,7 @@ mod man;
 mod memory;
 mod paths;
 mod run;
+mod supervisor;
 mod tpot;
 mod trace;
 

@@ -8,11 +8,11 @@ use crate::{
     args::{Format, RunArgs},
     configuring::{Reloader, configure},
     control::{self, Control, Ending, Stopper, end_limit},
-    doctor, memory, paths,
+    doctor, memory, paths, supervisor,
 };
 use longsplice_datapath::give_large_blocks_back;
 use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot};
-use longsplice_proxy::{Config, ListenerConfig, Open, Prepared, Workers};
+use longsplice_proxy::{Config, ListenerConfig, Open, Prepared, Workers, inherited::Inherited};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     io::{self, IsTerminal},
@@ -38,12 +38,13 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     if args.check {
         return check(args, control);
     }
+    let inherited = supervisor::inherited()?;
     let config = configure(args)?;
     raise_descriptor_limit();
     let path = control_path(&config, control)?;
     let workers = Workers::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(serve(args, config, &path, &workers));
+    let outcome = runtime.block_on(serve(args, (config, inherited), &path, &workers));
     // a thread that waits for a disk would be waited for
     runtime.shutdown_background();
     outcome
@@ -175,15 +176,18 @@ fn announce_devices(splicer: &Splicer) {
     }
 }
 
-async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -> Outcome {
+async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &Path, workers: &Workers) -> Outcome {
     // Signals come first: one that arrives during the start must shut the proxy down cleanly, too.
     let mut signals = Signals::new()?;
     let leave = config.leave_flows_on_stop;
     // Bind this before the listeners: if the socket is taken, another
     // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| no_control(path, &e))?;
+    for at in inherited.unused(&config) {
+        tracing::warn!("no listener has the address {at} of an inherited socket: who connects to it is not answered");
+    }
     // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
-    let preparing = spawn_blocking(move || Prepared::new(config, &SERVICES));
+    let preparing = spawn_blocking(move || Prepared::with(config, &SERVICES, inherited));
     let prepared = tokio::select! {
         prepared = preparing => prepared.map_err(io::Error::other)??,
         name = signals.until_told() => {
@@ -205,6 +209,8 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     let mut stoppers = Vec::new();
     // Scripts wait for this line: everything is ready now.
     tracing::info!("control socket {}", path.display());
+    supervisor::ready().await;
+    tokio::spawn(supervisor::live());
     let ending = tokio::select! {
         () = control.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
         ending = signals.until_end(&reloader) => ending,
@@ -213,6 +219,7 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
             stoppers[0].ending
         }
     };
+    supervisor::stopping().await;
     // Operators can still inspect flows while they drain.
     let leave = reloader.leaves_flows();
     tokio::select! {

@@ -42,6 +42,7 @@ mod soak;
 mod socks;
 mod spliced;
 mod start;
+mod supervised;
 mod tap;
 mod tidy;
 mod tls;

@@ -28,6 +28,7 @@ pub mod filter;
 pub mod first_bytes;
 pub mod ftp;
 mod handshake_buffer;
+pub mod inherited;
 mod later;
 pub mod limits;
 pub mod log;

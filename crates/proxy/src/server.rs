@@ -19,6 +19,7 @@ use crate::{
         workers::Workers,
     },
     counters::{CounterValues, ListenerValues, tcp_memory},
+    inherited::Inherited,
     limits::{CONNECTIONS, Counted},
     log::access_log::{AccessLog, Record},
     resolve::Resolver,
@@ -63,6 +64,7 @@ pub struct Server {
     tasks: Vec<JoinHandle<()>>,
     /// Translucent proxying, if the configuration needs it.
     tpot: Option<Arc<Tpot>>,
+    inherited: Arc<Inherited>,
 }
 
 /// The configuration in force, and what has been made of it.
@@ -89,21 +91,27 @@ pub struct Prepared {
     log: AccessLog,
     taps: TapDirs,
     services: Vec<Arc<dyn Service>>,
+    inherited: Arc<Inherited>,
 }
 
 impl Prepared {
     /// Binds all listeners, and opens the log, tap directories and services. Fails if any of them cannot be had.
     pub fn new(config: Config, services: &[Open]) -> Result<Prepared, StartError> {
-        let places = config.places.clone();
-        Prepared::open(config, services).map_err(|e| e.at(&places))
+        Prepared::with(config, services, Inherited::default())
     }
 
-    fn open(config: Config, services: &[Open]) -> Result<Prepared, StartError> {
+    /// The same. Listeners at the addresses of inherited sockets have these, after each reload as well.
+    pub fn with(config: Config, services: &[Open], inherited: Inherited) -> Result<Prepared, StartError> {
+        let places = config.places.clone();
+        Prepared::open(config, services, inherited).map_err(|e| e.at(&places))
+    }
+
+    fn open(config: Config, services: &[Open], inherited: Inherited) -> Result<Prepared, StartError> {
         if config.listeners.is_empty() {
             return Err(StartError::NoListener);
         }
         tpot::check(&config)?;
-        let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
+        let sockets = config.listeners.iter().map(|l| bind(l, &inherited)).collect::<Result<_, _>>()?;
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
         let taps = taps(&config, &TapDirs::default())?;
@@ -111,7 +119,7 @@ impl Prepared {
         let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
         match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
             Some(missing) => Err(StartError::NotServed(missing.name())),
-            None => Ok(Prepared { config, sockets, log, taps, services }),
+            None => Ok(Prepared { config, sockets, log, taps, services, inherited: inherited.into() }),
         }
     }
 
@@ -122,7 +130,7 @@ impl Prepared {
 
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
-        let Prepared { config, sockets, log, taps, services } = self;
+        let Prepared { config, sockets, log, taps, services, inherited } = self;
         let tpot = tpot::open(&config)?;
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
@@ -157,7 +165,7 @@ impl Prepared {
         let rings = rings.map(|is| is || shared.splicer.refusal().is_some());
         let numbered = doors.len();
         let state = Mutex::new(State { config, doors, numbered, followed: HashMap::new(), tended: Vec::new() });
-        let mut server = Server { shared, state, reloading, rings, stop, tasks, tpot };
+        let mut server = Server { shared, state, reloading, rings, stop, tasks, tpot, inherited };
         server.pull_triggers(notes);
         server.keep_tunnels();
         let mut state = lock(&server.state);
@@ -174,8 +182,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 /// Binds the address of a listener, if it has a socket.
-fn bind(listener: &ListenerConfig) -> Result<Option<BoundSocket>, StartError> {
-    listener.binds().then(|| BoundSocket::bind(listener.listen)).transpose().map_err(cannot_listen(listener.listen))
+fn bind(listener: &ListenerConfig, inherited: &Inherited) -> Result<Option<BoundSocket>, StartError> {
+    listener.binds().then(|| inherited.bind(listener)).transpose().map_err(cannot_listen(listener.listen))
 }
 
 /// Returns the directories for taps. Those that are open already are used again.

@@ -13,6 +13,7 @@ use crate::{
     access::Subject,
     config::{Config, ListenerConfig, Protocol},
     context::{Front, Opened, ServerContext},
+    inherited::Inherited,
     limits::CONNECTIONS,
     log::access_log::OpenLog,
     onward::forbid,
@@ -87,8 +88,8 @@ impl Server {
             let state = lock(&self.state);
             (self.compare(&state, &config)?, state.config.log != config.log)
         };
-        let (shared, of) = (self.shared.clone(), kept.clone());
-        let open = move || open(&shared, &config, &of, log_changes).map(|beside| (beside, config));
+        let (shared, inherited, of) = (self.shared.clone(), self.inherited.clone(), kept.clone());
+        let open = move || open((&shared, &inherited), &config, &of, log_changes).map(|beside| (beside, config));
         let (Beside { sockets, log, opened }, config) =
             spawn_blocking(open).await.map_err(|_| StartError::Stopping)??;
         let mut next = Vec::new();
@@ -296,11 +297,16 @@ fn is_unknown(listener: &ListenerConfig, user: Option<&str>) -> bool {
 }
 
 /// Opens what the configuration needs and is not open yet.
-fn open(shared: &ServerContext, config: &Config, kept: &Kept, log_changes: bool) -> Result<Beside, StartError> {
+fn open(
+    (shared, inherited): (&ServerContext, &Inherited),
+    config: &Config,
+    kept: &Kept,
+    log_changes: bool,
+) -> Result<Beside, StartError> {
     super::check::check(config)?;
     let missing = |(listener, kept): (&ListenerConfig, &Option<usize>)| match kept {
         Some(_) => Ok(None),
-        None => bind(listener),
+        None => bind(listener, inherited),
     };
     let sockets = config.listeners.iter().zip(kept).map(missing).collect::<Result<_, _>>()?;
     let open = |log| StartError::AccessLog { to: config.log.to.clone(), source: log };

@@ -1,0 +1,140 @@
+//! A process that keeps the listening sockets of the program, and hears of it: socket activation and notifications, as systemd does
+//! them.
+
+use crate::running::{LONGSPLICE, Running, Setting, connect, listener, loopback_echo, round_trip};
+use longsplice_lab::{
+    Family,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::signal::Signal,
+};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener},
+    os::{fd::AsRawFd, unix::net::UnixDatagram},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What starts the program.
+struct Supervisor {
+    socket: TcpListener,
+    told: UnixDatagram,
+    dir: tempfile::TempDir,
+}
+
+impl Supervisor {
+    fn new(socket: TcpListener) -> Supervisor {
+        fcntl(&socket, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let told = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+        told.set_read_timeout(Some(PATIENCE)).unwrap();
+        Supervisor { socket, told, dir }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.socket.local_addr().unwrap()
+    }
+
+    /// The command that starts the program, by this shell.
+    fn command(&self, mut bash: Command) -> Command {
+        let fd = self.socket.as_raw_fd();
+        let script = format!("exec 3<&{fd}; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" \"$@\"");
+        bash.args(["-c", &script, LONGSPLICE]).env("NOTIFY_SOCKET", self.dir.path().join("notify"));
+        bash.env("WATCHDOG_USEC", "100000");
+        bash
+    }
+
+    /// Waits until it is told this.
+    fn hears(&self, what: &str) {
+        let (mut text, end) = ([0; 256], Instant::now() + PATIENCE);
+        loop {
+            let n = self.told.recv(&mut text).unwrap_or_else(|e| panic!("{what}: {e}"));
+            if text[..n].trim_ascii() == what.as_bytes() {
+                return;
+            }
+            assert!(Instant::now() < end, "{what} is not heard");
+        }
+    }
+}
+
+#[test]
+fn clients_wait_while_no_process_accepts() {
+    let supervisor = Supervisor::new(TcpListener::bind("127.0.0.1:0").unwrap());
+    let (at, echo) = (supervisor.address(), loopback_echo());
+    let file = supervisor.dir.path().join("longsplice.toml");
+    let with = listener("plug", &at.to_string(), &format!("target = \"{echo}\""));
+    let without = listener("plug", "127.0.0.1:0", &format!("target = \"{echo}\""));
+    let configure = |text: &str| fs::write(&file, text).unwrap();
+    let start = || {
+        let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+        Running::start(supervisor.command(Command::new("bash")), None, &arguments, &[])
+    };
+    configure(&with);
+    let mut proxy = start();
+    supervisor.hears("READY=1");
+    supervisor.hears("WATCHDOG=1");
+    round_trip(&mut connect(at), b"hello");
+
+    let waits = || {
+        let mut client = connect(at);
+        client.write_all(b"I wait").unwrap();
+        client
+    };
+    proxy.kill();
+    let mut waiting = waits();
+    let mut is_served = || {
+        let mut back = [0; 6];
+        waiting.read_exact(&mut back).unwrap();
+        assert_eq!(&back, b"I wait");
+        waiting = waits();
+    };
+    configure(&without);
+    let mut proxy = start();
+    proxy.wait_message(&format!("no listener has the address {at} of an inherited socket"));
+    for _ in 0..2 {
+        configure(&with);
+        proxy.client(&["reload"]);
+        is_served();
+        configure(&without);
+        proxy.client(&["reload"]); // the last client may be accepted before, and is served all the same
+    }
+    proxy.signal(Signal::SIGTERM);
+    supervisor.hears("STOPPING=1");
+    proxy.wait();
+}
+
+/// The connections of both processes are spliced, and those that came between them, too.
+#[test]
+#[ignore = "root"]
+fn a_client_that_comes_after_a_crash_is_spliced() {
+    let at = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
+    let target = SERVER.port(Family::V4, 7020);
+    let more = format!("target = \"{target}\"\npolicy = {{ splice = 1000 }}");
+    let setting = Setting::new(&listener("plug", &at.to_string(), &more));
+    setting.echo(target);
+    let supervisor = Supervisor::new(setting.lab.forwarder.run(|| TcpListener::bind(at)).unwrap());
+    let start = || setting.start_by(supervisor.command(setting.lab.forwarder.command("bash")), &[]);
+    let mut proxy = start();
+    let mut first = setting.connect(at);
+    round_trip(&mut first, &[1; 100_000]);
+    proxy.wait_flow("spliced");
+    proxy.kill();
+    let mut second = setting.connect(at);
+    second.write_all(&[2; 1000]).unwrap();
+    round_trip(&mut first, &[3; 100_000]);
+    let mut proxy = start();
+    let mut back = [0; 1000];
+    second.read_exact(&mut back).unwrap();
+    assert_eq!(back, [2; 1000]);
+    round_trip(&mut second, &[4; 100_000]);
+    proxy.wait_flow("spliced");
+    round_trip(&mut first, &[5; 100_000]);
+    drop((first, second));
+    proxy.stop(&setting.pins[0]);
+}
