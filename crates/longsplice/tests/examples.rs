@@ -1,4 +1,4 @@
-//! Each example of a configuration in README.md and docs/configuration.md starts, and stops again. Needs root and eBPF.
+//! Each example of a configuration in README.md and docs starts, and stops again. Needs root and eBPF.
 
 use crate::running::{LONGSPLICE, Pins, eventually};
 use longsplice_lab::{Lab, Shape};
@@ -54,12 +54,16 @@ fn every_example_starts() {
     secret("users", "carl:pw\n");
     ["404.html", "error.html"].iter().for_each(|page| secret(page, "<p>It fails</p>"));
     secret("tpot.keys", "000102030405060708090a0b0c0d0e0f\n");
-    let (readme, page) = (include_str!("../../../README.md"), include_str!("../../../docs/configuration.md"));
-    let all: Vec<&str> = blocks(readme).chain(blocks(page)).collect();
-    assert!(all.len() > 20, "{}", all.len());
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages: Vec<_> = fs::read_dir(top.join("docs")).unwrap().map(|page| page.unwrap().path()).collect();
+    pages.push(top.join("README.md"));
+    let pages: Vec<String> = pages.iter().map(|page| fs::read_to_string(page).unwrap()).collect();
+    let all: Vec<&str> = pages.iter().flat_map(|page| blocks(page)).collect();
+    assert!(all.len() > 40, "{}", all.len());
     for example in all {
         let listens = example.contains("[[listener]]");
-        let text = if listens { example.to_owned() } else { format!("{example}\n{LISTENER}") };
+        let example = example.replace("/etc/longsplice/users", "users");
+        let text = if listens { example } else { format!("{example}\n{LISTENER}") };
         secret("longsplice.toml", &text);
         start_and_stop(&lab, dir.path(), &text);
     }

@@ -1,5 +1,5 @@
-//! FTP with real servers and clients: vsftpd and pyftpdlib; curl, lftp, wget, ncftp. Needs root and eBPF, and fails without;
-//! Debian packages: curl, lftp, ncftp, python3-pyftpdlib, vsftpd, wget.
+//! FTP with real servers and clients: vsftpd and pyftpdlib; curl, lftp, wget, ncftp, Python's ftplib. Needs root and eBPF, and
+//! fails without; Debian packages: curl, lftp, ncftp, python3-pyftpdlib, vsftpd, wget.
 
 use crate::{
     ftp_talk::Talk,
@@ -236,7 +236,20 @@ fn every_mode_and_family_with_pyftpdlib() {
     every_mode(Server::Pyftpdlib);
 }
 
-/// lftp, wget and ncftp, each with both servers.
+const FTPLIB: &str = "
+import sys
+from ftplib import FTP
+ftp = FTP(timeout=30)
+ftp.connect(sys.argv[1], int(sys.argv[2]))
+ftp.login()
+ftp.set_pasv(sys.argv[3] == 'True')
+with open(sys.argv[4], 'wb') as file:
+    ftp.retrbinary('RETR file', file.write)
+assert 'file' in ftp.nlst()
+ftp.quit()
+";
+
+/// lftp, wget, ncftp and Python's ftplib, each with both servers.
 #[test]
 #[ignore = "root"]
 fn other_clients() {
@@ -265,6 +278,11 @@ fn other_clients() {
                 command.arg(format!("ftp://{at}/file"));
                 command
             };
+            let ftplib = |passive: &str| {
+                let mut command = place.lab.client.command("/usr/bin/python3");
+                command.args(["-c", FTPLIB, &at.ip().to_string(), &at.port().to_string(), passive, out]);
+                command
+            };
             let get = format!("get -O {} file", place.dir.path().display());
             let mut commands = vec![
                 ("lftp", lftp("on", &get), place.path("file")),
@@ -273,6 +291,8 @@ fn other_clients() {
                 ("pget", lftp("on", &format!("pget -n 3 -O {} file", place.dir.path().display())), place.path("file")),
                 ("wget", wget("--passive-ftp"), target.clone()),
                 ("wget", wget("--no-passive-ftp"), target.clone()),
+                ("ftplib", ftplib("True"), target.clone()),
+                ("ftplib", ftplib("False"), target.clone()),
             ];
             if family == Family::V4 {
                 let mut command = place.lab.client.command("ncftpget");

@@ -1,18 +1,19 @@
 //! FTP with clients and servers that do what they should not, or nothing at all. Needs root and eBPF, and fails without.
 
 use crate::{
+    ftp::connect_from,
     ftp_talk::Talk,
     running::{LONGSPLICE, Pins, Running, eventually},
 };
 use longsplice_lab::{
     Family, Lab, Shape,
-    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},
+    topology::{Address, CLIENT, FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},
 };
 use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt::OobInline};
 use serde_json::Value;
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
     path::Path,
@@ -216,7 +217,7 @@ fn data_go_to_the_member_that_has_the_control_connection() {
         theirs.read_to_string(&mut got).unwrap();
         assert_eq!(got, "data");
         not_this.set_nonblocking(true).unwrap();
-        assert_eq!(not_this.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        assert_eq!(not_this.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
         server.send(b"226 done\r\n");
         assert_eq!(client.reply().0, 226);
     }
@@ -258,6 +259,42 @@ fn data_connections_that_are_never_made() {
     let records = place.end();
     let hows: Vec<_> = records.iter().filter(|r| r["method"] == "RETR").map(|r| r["how"].as_str().unwrap()).collect();
     assert_eq!(hows, ["timeout", "unreachable", "closed"], "{records:#?}");
+}
+
+/// Where the server is to connect to the proxy, nobody else does.
+#[test]
+#[ignore = "root"]
+fn only_the_server_makes_its_data_connection() {
+    let place = Place::new("ftp.data = \"active\"");
+    let (mut client, mut server) = place.session();
+    client.send(b"EPSV\r\n");
+    let line = server.line().unwrap();
+    let parts: Vec<u8> =
+        line.trim_end().strip_prefix("PORT ").unwrap().split(',').map(|n| n.parse().unwrap()).collect();
+    let [a, b, c, d, high, low] = parts[..] else { panic!("{line}") };
+    let at = SocketAddr::from(([a, b, c, d], u16::from_be_bytes([high, low])));
+    server.send(b"200 ok\r\n");
+    let mut stream = place.connect(client.passive_reply());
+    client.send(b"RETR x\r\n");
+    assert_eq!(server.line().unwrap(), "RETR x\r\n");
+    let from = |host: Address| place.lab.server.run(|| connect_from(host.port(Family::V4, 0), at));
+    // the reset may come before connect(2) has returned
+    let thief = from(SERVER_SECOND).and_then(|mut thief| thief.read(&mut [0]));
+    assert_eq!(thief.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(place.proxy.count("proxy", "denied"), 1);
+    let mut theirs = from(SERVER).unwrap();
+    server.send(b"150 go\r\n");
+    assert_eq!(client.reply().0, 150);
+    theirs.write_all(b"data").unwrap();
+    drop(theirs);
+    let mut got = String::new();
+    stream.read_to_string(&mut got).unwrap();
+    assert_eq!(got, "data");
+    assert_eq!(from(SERVER).unwrap_err().kind(), ErrorKind::ConnectionRefused, "it was open for one connection");
+    server.send(b"226 done\r\n");
+    assert_eq!(client.reply().0, 226);
+    drop((client, server, stream));
+    assert_eq!(place.end().iter().filter(|r| r["method"] == "RETR" && r["how"] == "closed").count(), 1);
 }
 
 /// Reads to a mark. Returns the bytes before it, and the urgent byte.

@@ -1,10 +1,10 @@
-//! The configurations that pages show for their protocols do what the pages say, with the addresses of a lab. Those of ftp.md and
-//! login.md have their tests beside the others of FTP and login gateways. Needs root and eBPF.
+//! The configurations that pages show do what the pages say, with the addresses of a lab. Those of ftp.md and login.md have
+//! their tests beside the others of FTP and login gateways. Needs root and eBPF.
 
-use crate::running::{Running, Setting, round_trip};
+use crate::running::{Running, Setting, eventually, round_trip};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
 use std::{
     fs,
@@ -184,5 +184,78 @@ fn the_example_of_edge_proxies_works() {
     serve_http(&setting, server);
     let answer = ask(&setting, server, "GET /z HTTP/1.1\r\nHost: any.example\r\n");
     assert!(answer.contains("\r\nVia: 1.1 longsplice\r\n") && answer.ends_with("\r\n\r\nGET /z HTTP/1.1"), "{answer}");
+    proxy.shut_down();
+}
+
+#[test]
+#[ignore = "root"]
+fn the_example_of_caches_works() {
+    let (front, server) = (FORWARDER_TO_CLIENT.v4.to_string(), SERVER.port(Family::V4, 8080));
+    let of = server.to_string();
+    let words = [("192.0.2.1", &front[..]), ("10.0.0.1:8080", &of), ("/var/cache/", "")];
+    let (setting, mut proxy) = start(lab(), &example(include_str!("../../../docs/cache.md"), "# The cache", &words));
+    let listener = setting.listen(server);
+    let [forward, site] = [3128, 80].map(|port| FORWARDER_TO_CLIENT.port(Family::V4, port));
+    for (n, (front, path)) in (1..).zip([(forward, format!("http://{server}/x")), (site, "/x".into())]) {
+        let get = || ask(&setting, front, &format!("GET {path} HTTP/1.1\r\nHost: {server}\r\n"));
+        let serving = listener.try_clone().unwrap();
+        let served = thread::spawn(move || {
+            let (mut stream, _) = serving.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            while !lines.next().unwrap().unwrap().is_empty() {}
+            let fields = "Cache-Control: max-age=1000\r\nContent-Length: 2\r\nConnection: close";
+            write!(stream, "HTTP/1.1 200 OK\r\n{fields}\r\n\r\nhi").unwrap();
+        });
+        assert!(get().ends_with("\r\n\r\nhi"));
+        served.join().unwrap();
+        eventually("a stored reply", || (proxy.count("proxy", "cache_stored") == n).then_some(()));
+        assert!(get().ends_with("\r\n\r\nhi"), "nobody else answers");
+        assert_eq!(proxy.count("proxy", "cache_hits"), n);
+    }
+    proxy.shut_down();
+}
+
+#[test]
+#[ignore = "root"]
+fn the_example_of_taps_works() {
+    let (front, server) = (FORWARDER_TO_CLIENT.port(Family::V4, 5432), SERVER.port(Family::V4, 5432));
+    let words = [
+        ("192.0.2.1:5432", &front.to_string()[..]),
+        ("10.0.0.5:5432", &server.to_string()),
+        ("/var/log/longsplice/", ""),
+    ];
+    let (setting, mut proxy) = start(lab(), &example(include_str!("../../../docs/taps.md"), "# Taps", &words));
+    setting.echo(server);
+    round_trip(&mut setting.connect(front), b"whatever it is");
+    proxy.wait_line(&["how=closed"]);
+    proxy.shut_down();
+    let files = fs::read_dir(setting.dir.path().join("taps")).unwrap().map(|file| file.unwrap().path());
+    let contents: Vec<_> = files.map(|file| fs::read(file).unwrap()).collect();
+    assert_eq!(contents, vec![b"whatever it is"; 2]);
+}
+
+/// Each server sees whom the page says.
+#[test]
+#[ignore = "root"]
+fn the_examples_of_handshakes_between_hosts_work() {
+    let (front, [transparent, plugged]) =
+        (FORWARDER_TO_CLIENT.port(Family::V4, 8080), [5432, 80].map(|port| SERVER.port(Family::V4, port)));
+    let words = [("192.0.2.1:8080", &front.to_string()[..]), ("10.0.0.5:80", &plugged.to_string())];
+    let page = include_str!("../../../docs/transparent.md");
+    let (setting, mut proxy) = start(lab(), &example(page, "# Handshakes between hosts", &words));
+    for (to, server) in [(transparent, transparent), (front, plugged)] {
+        let listener = setting.listen(server);
+        let accepted = thread::spawn(move || listener.accept().unwrap());
+        let mut client = setting.connect(to);
+        let (mut theirs, who) = accepted.join().unwrap();
+        assert_eq!(who.ip() == CLIENT.ip(Family::V4), to == server, "{who}");
+        client.write_all(b"hello").unwrap();
+        let mut got = [0; 5];
+        theirs.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"hello");
+        proxy.wait_flow("spliced");
+        drop((client, theirs));
+        proxy.flows_end();
+    }
     proxy.shut_down();
 }
