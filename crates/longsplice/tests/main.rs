@@ -3,6 +3,7 @@
 mod cache;
 mod capabilities;
 mod cli;
+mod codings;
 mod cost;
 mod descriptors;
 mod edge;

@@ -6,7 +6,7 @@ use longsplice_proxy::coding::{Coding, Decoder, Encoder, Expansion};
 const MOST: Expansion = Expansion { size: 1 << 20, ratio: u32::MAX };
 
 fn decoded(coding: Coding, coded: &[u8], piece: usize) -> Option<Vec<u8>> {
-    let (mut decoder, mut out) = (Decoder::new(coding, MOST), Vec::new());
+    let (mut decoder, mut out) = (Decoder::new(coding, MOST).expect("memory"), Vec::new());
     for piece in coded.chunks(piece) {
         decoder.add(piece);
         while decoder.next(&mut out).ok()? {

@@ -329,7 +329,10 @@ impl Row<'_> {
         if !request.framing.is_empty() {
             match ReplyFilter::of_upload(filter, request).decision() {
                 FilterDecision::Denied(rule) => return Err((Fault::Denied(Denied::Upload(rule)), 403)),
-                FilterDecision::Unreadable(why) => return Err(exchange::bad_upload(why)),
+                FilterDecision::Unreadable(why) => {
+                    exchange::count_bad(&self.shared().counters, why);
+                    return Err(exchange::bad_upload(why));
+                }
                 FilterDecision::Allowed(_) | FilterDecision::Open { .. } => {}
             }
         }

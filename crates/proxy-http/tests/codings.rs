@@ -26,7 +26,7 @@ fn coded(coding: Coding, content: &[u8]) -> Vec<u8> {
 }
 
 fn decoded(coding: Coding, content: &[u8]) -> Vec<u8> {
-    let (mut decoder, mut out) = (Decoder::new(coding, Expansion::default()), Vec::new());
+    let (mut decoder, mut out) = (Decoder::new(coding, Expansion::default()).unwrap(), Vec::new());
     decoder.add(content);
     decoder.end();
     while decoder.next(&mut out).unwrap() {}
@@ -175,7 +175,8 @@ async fn what_has_come_does_not_wait_for_more() {
         while !got.ends_with(HEAD) {
             got.push(timeout(LIMIT, client.read_u8()).await.unwrap().unwrap());
         }
-        let (mut encoder, mut decoder) = (Encoder::new(coding).unwrap(), Decoder::new(coding, Expansion::default()));
+        let (mut encoder, mut decoder) =
+            (Encoder::new(coding).unwrap(), Decoder::new(coding, Expansion::default()).unwrap());
         for n in 0..10 {
             let (mut out, mut event) = (Vec::new(), Vec::new());
             encoder.write(format!("event {n}<script></script>\n").as_bytes(), &mut out).unwrap();

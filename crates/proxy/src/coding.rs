@@ -3,7 +3,7 @@
 //!
 //! What a few bytes become is limited ([`Expansion`]): by all that may come of one body, and by how much more that is than what was
 //! read. So the work that received bytes can cause is bounded, and so is memory: a window of 8 MB for zstd (RFC 9659), 16 MB for br,
-//! 32 KB for the others, of which decoders together get no more than [`Windows`] has.
+//! 32 KB for the others, of which decoders together get no more than [`Windows`] has. Who finds none is told so at the beginning.
 
 use flate2::{
     Compression,
@@ -21,7 +21,7 @@ const PIECE: usize = 4096;
 const FREE: u64 = 1 << 20;
 /// Base-2 logarithm of the longest window of zstd: RFC 9659 allows no longer one.
 const ZSTD_WINDOW: u32 = 23;
-/// All windows that are in use: those of 64 bodies of br that have the longest one, or 256 with the usual one.
+/// All windows that are in use: those of 48 bodies of br that have the longest one, or 192 with the usual one; and a quarter more.
 static WINDOWS: Windows = Windows { used: AtomicU64::new(0), most: 1 << 30 };
 /// Levels of compression that keep up with a network, and windows that many bodies at once have memory for.
 const GZIP_LEVEL: u32 = 4;
@@ -74,15 +74,8 @@ pub enum BadContent {
     #[error("the content becomes too much without its Content-Encoding")]
     Bomb,
     /// Others take the memory that it needs.
-    #[error("too many long contents are read without their Content-Encoding at once")]
+    #[error("too many contents are read without their Content-Encoding at once")]
     Memory,
-}
-
-impl BadContent {
-    /// Whether it is too much, and not wrong.
-    pub fn is_too_much(self) -> bool {
-        matches!(self, BadContent::TooLong | BadContent::Bomb | BadContent::Memory)
-    }
 }
 
 impl Coding {
@@ -136,8 +129,9 @@ impl Coding {
     }
 }
 
-/// The memory that windows of decoders, and encoders, take together. A window is as large as what was made, up to its length; that of br, which
-/// is cleared before it is used, has its whole length from the beginning.
+/// The memory that windows of decoders, and encoders, take together. Windows have their whole length from the beginning: nobody
+/// has got anything yet if there is no memory. That of zstd, of which most bodies need little, is as large as what was made, up to
+/// its length. So a quarter is kept for bodies that have begun.
 struct Windows {
     used: AtomicU64,
     most: u64,
@@ -150,16 +144,36 @@ struct Window {
     used: u64,
 }
 
+impl Windows {
+    /// Begins a window of this length, of which so much is taken at once.
+    fn begin(&'static self, length: u64, at_once: u64) -> Result<Window, BadContent> {
+        let mut window = Window { of: self, length, used: 0 };
+        if window.take(at_once) > self.most - self.most / 4 {
+            return Err(BadContent::Memory);
+        }
+        Ok(window)
+    }
+}
+
 impl Window {
+    /// Takes so much more. Returns how much all take then.
+    fn take(&mut self, more: u64) -> u64 {
+        self.used += more;
+        self.of.used.fetch_add(more, Ordering::Relaxed) + more
+    }
+
     /// Whether there is memory for so much content.
     fn holds(&mut self, made: u64) -> bool {
-        let more = made.min(self.length) - self.used;
-        if more > 0 {
-            let used = self.of.used.fetch_add(more, Ordering::Relaxed) + more;
-            self.used += more;
-            return used <= self.of.most;
-        }
-        true
+        let more = made.min(self.length).saturating_sub(self.used);
+        more == 0 || self.take(more) <= self.of.most
+    }
+
+    /// Gives back what is not needed.
+    fn shorten(&mut self, length: u64) {
+        self.length = length;
+        let spare = self.used.saturating_sub(length);
+        self.used -= spare;
+        self.of.used.fetch_sub(spare, Ordering::Relaxed);
     }
 }
 
@@ -235,12 +249,14 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// Starts at the first byte.
-    pub fn new(coding: Coding, most: Expansion) -> Decoder {
+    /// Starts at the first byte. Fails if there is no memory.
+    pub fn new(coding: Coding, most: Expansion) -> Result<Decoder, BadContent> {
         Decoder::within(&WINDOWS, coding, most)
     }
 
-    fn within(of: &'static Windows, coding: Coding, most: Expansion) -> Decoder {
+    fn within(of: &'static Windows, coding: Coding, most: Expansion) -> Result<Decoder, BadContent> {
+        let length = coding.window();
+        let window = of.begin(length, if coding == Coding::Zstd { 0 } else { length })?;
         let input = Input::default();
         let source = match coding {
             Coding::Gzip => Source::Gzip(MultiGzDecoder::new(input)),
@@ -248,19 +264,16 @@ impl Decoder {
             Coding::Brotli => Source::Brotli(Box::new(brotli::Decompressor::new(input, 4096))),
             Coding::Zstd => zstd::stream::read::Decoder::with_buffer(input)
                 .and_then(|mut decoder| decoder.window_log_max(ZSTD_WINDOW).map(|()| decoder))
-                .map_or(Source::Failed(BadContent::Memory), Source::Zstd),
+                .map(Source::Zstd)
+                .map_err(|_| BadContent::Memory)?,
         };
-        let window = Window { of, length: coding.window(), used: 0 };
-        Decoder { source, most, window, read: 0, made: 0, over: false }
+        Ok(Decoder { source, most, window, read: 0, made: 0, over: false })
     }
 
     /// Adds received bytes, all of which [`Decoder::next`] has to read before the next ones.
     pub fn add(&mut self, coded: &[u8]) {
         if let (0, Source::Brotli(_), Some(first)) = (self.read, &self.source, coded.first()) {
-            self.window.length = brotli_window(*first);
-            if !self.window.holds(u64::MAX) {
-                self.source = Source::Failed(BadContent::Memory);
-            }
+            self.window.shorten(brotli_window(*first));
         }
         self.read += coded.len() as u64;
         if let Some(input) = self.input() {
@@ -392,10 +405,7 @@ impl std::fmt::Debug for Encoder {
 impl Encoder {
     /// Starts at the first byte.
     pub fn new(coding: Coding) -> Result<Encoder, BadContent> {
-        let mut memory = Window { of: &WINDOWS, length: coding.encoder(), used: 0 };
-        if !memory.holds(u64::MAX) {
-            return Err(BadContent::Memory);
-        }
+        let memory = WINDOWS.begin(coding.encoder(), coding.encoder())?;
         let level = Compression::new(GZIP_LEVEL);
         let kind = match coding {
             Coding::Gzip => Kind::Gzip(GzEncoder::new(Vec::new(), level)),

@@ -17,7 +17,7 @@ fn coded(coding: Coding, content: &[u8], size: usize, flush: bool) -> Vec<u8> {
 
 /// Decodes in pieces of this size.
 fn decoded(coding: Coding, coded: &[u8], size: usize, most: Expansion) -> Result<Vec<u8>, BadContent> {
-    let (mut decoder, mut out) = (Decoder::new(coding, most), Vec::new());
+    let (mut decoder, mut out) = (Decoder::new(coding, most)?, Vec::new());
     for piece in coded.chunks(size) {
         decoder.add(piece);
         while decoder.next(&mut out)? {}
@@ -56,7 +56,8 @@ fn what_is_put_on_is_taken_off_however_it_is_cut() {
 #[test]
 fn what_was_flushed_can_be_read() {
     for coding in ALL {
-        let (mut encoder, mut decoder) = (Encoder::new(coding).unwrap(), Decoder::new(coding, Expansion::default()));
+        let (mut encoder, mut decoder) =
+            (Encoder::new(coding).unwrap(), Decoder::new(coding, Expansion::default()).unwrap());
         for n in 0..100 {
             let event = format!("event {n}\n\n").into_bytes();
             let (mut made, mut got) = (Vec::new(), Vec::new());
@@ -95,7 +96,7 @@ fn what_becomes_too_much_comes_to_an_end() {
         assert_eq!(read(29_999_999, u32::MAX), Err(BadContent::TooLong), "{coding:?}");
         assert_eq!(read(u64::MAX, 100), Err(BadContent::Bomb), "{coding:?}");
         // what is let through before is bounded, too
-        let (mut decoder, mut out) = (Decoder::new(coding, Expansion::default()), Vec::new());
+        let (mut decoder, mut out) = (Decoder::new(coding, Expansion::default()).unwrap(), Vec::new());
         decoder.add(&bomb[..bomb.len().min(1000)]);
         while let Ok(true) = decoder.next(&mut out) {}
         assert!(out.len() as u64 <= FREE, "{coding:?}: {}", out.len());
@@ -152,12 +153,15 @@ fn what_servers_are_asked_for_can_be_read() {
     }
 }
 
-/// Bodies that want long windows leave no room for each other; those that want little get it.
+/// Bodies that want long windows leave no room for each other; those that want little get it. Who finds none is told so before
+/// anything is read, unless it is a window that grows.
 #[test]
 fn windows_have_a_limit_together() {
-    static FEW: Windows = Windows { used: AtomicU64::new(0), most: 20 << 20 };
+    static FEW: Windows = Windows { used: AtomicU64::new(0), most: 32 << 20 };
     let unlimited = Expansion { size: u64::MAX, ratio: u32::MAX };
-    let read = |coding, length: usize| {
+    let used = || FEW.used.load(Ordering::Relaxed);
+    let start = |coding| Decoder::within(&FEW, coding, unlimited);
+    let read = |decoder: &mut Decoder, coding, length: usize| {
         let content = vec![b'a'; length];
         let mut long = brotli::CompressorWriter::new(Vec::new(), 4096, BROTLI_LEVEL, 24);
         let whole = if (coding, length) == (Coding::Brotli, 30 << 20) {
@@ -166,27 +170,33 @@ fn windows_have_a_limit_together() {
         } else {
             coded(coding, &content, usize::MAX, false)
         };
-        let (mut decoder, mut out) = (Decoder::within(&FEW, coding, unlimited), Vec::new());
+        let mut out = Vec::new();
         decoder.add(&whole);
-        let end = loop {
+        loop {
             match decoder.next(&mut out) {
                 Ok(true) => out.clear(),
                 Ok(false) => break Ok(()),
                 Err(why) => break Err(why),
             }
-        };
-        (decoder, end)
+        }
     };
-    let (first, end) = read(Coding::Zstd, 30 << 20);
-    assert_eq!((end, FEW.used.load(Ordering::Relaxed)), (Ok(()), 8 << 20));
-    let (small, end) = read(Coding::Brotli, 1 << 20);
-    assert_eq!(end, Ok(()));
-    assert_eq!(read(Coding::Brotli, 30 << 20).1, Err(BadContent::Memory));
+    let mut first = start(Coding::Zstd).unwrap();
+    assert_eq!((read(&mut first, Coding::Zstd, 30 << 20), used()), (Ok(()), 8 << 20));
+    let mut small = start(Coding::Brotli).unwrap();
+    assert_eq!(used(), 24 << 20, "whatever it will want");
+    assert_eq!(read(&mut small, Coding::Brotli, 1 << 20), Ok(()));
+    assert_eq!(used(), (8 << 20) + (1 << BROTLI_WINDOW));
+    assert_eq!(start(Coding::Brotli).unwrap_err(), BadContent::Memory);
     drop((first, small));
-    let (long, end) = read(Coding::Brotli, 30 << 20);
-    assert_eq!((end, FEW.used.load(Ordering::Relaxed)), (Ok(()), 16 << 20));
-    assert_eq!(read(Coding::Zstd, 30 << 20).1, Err(BadContent::Memory));
-    drop(long);
-    assert_eq!(read(Coding::Zstd, 30 << 20).1, Ok(()));
-    assert_eq!(FEW.used.load(Ordering::Relaxed), 0);
+    let mut long = start(Coding::Brotli).unwrap();
+    assert_eq!((read(&mut long, Coding::Brotli, 30 << 20), used()), (Ok(()), 16 << 20));
+    // a quarter is for what has begun
+    let mut three = [0; 3].map(|_| start(Coding::Zstd).unwrap());
+    assert_eq!(read(&mut three[0], Coding::Zstd, 30 << 20), Ok(()));
+    assert_eq!(start(Coding::Gzip).unwrap_err(), BadContent::Memory);
+    assert_eq!(read(&mut three[1], Coding::Zstd, 30 << 20), Ok(()));
+    assert_eq!(read(&mut three[2], Coding::Zstd, 30 << 20), Err(BadContent::Memory));
+    drop((long, three));
+    assert_eq!(used(), 0);
+    start(Coding::Gzip).unwrap();
 }

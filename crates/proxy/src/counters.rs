@@ -114,6 +114,8 @@ counters! {
     bodies_damaged,
     /// Bodies that have become too long without their codings.
     bodies_too_long,
+    /// Bodies that were refused or broken off because others had all memory for codings.
+    bodies_without_memory,
     /// HTTP: requests that reused an open connection to the server.
     reused,
     /// Requests of HTTP and connections of TLS that no route of the listener matched.

@@ -181,10 +181,12 @@ impl ReplyFilter {
         let reads = open.iter().any(|c| rules[c.rule].reads());
         let filter = filter.clone();
         let mut judge = ReplyFilter { filter, is_upload, open, count: 0, length, seen: 0, decoder: None, unread: None };
-        match coding {
-            Ok(coding) if reads => judge.decoder = coding.map(|c| Decoder::new(c, judge.filter.changes.decoded)),
-            Err(why) if reads => judge.give_up(why),
-            Ok(_) | Err(_) => {}
+        if reads {
+            let decoder = |coding| Decoder::new(coding, judge.filter.changes.decoded);
+            match coding.and_then(|coding| coding.map(decoder).transpose()) {
+                Ok(decoder) => judge.decoder = decoder,
+                Err(why) => judge.give_up(why),
+            }
         }
         judge
     }

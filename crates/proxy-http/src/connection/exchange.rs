@@ -37,6 +37,7 @@ use longsplice_proxy::{
     access::Denied,
     coding::{BadContent, Decoder},
     config::Http,
+    counters::Counters,
     fault::Fault,
     filter::{FIRST_MAX, ReplyFilter},
     limits::Limits,
@@ -66,7 +67,7 @@ const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
 /// Why a body is refused that a rule has to read.
 const UNKNOWN: &str = "a rule has to read the content, and it has a coding that cannot be taken off";
 /// Of what there are too many if there is no memory for another one.
-const BUSY: &str = "long bodies whose codings are taken off";
+const BUSY: &str = "bodies whose codings are taken off";
 
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
@@ -438,6 +439,16 @@ pub(crate) fn bad_upload(why: BadContent) -> (Fault, u16) {
         BadContent::Corrupt => (Fault::BadRequest(why.to_string()), 400),
         BadContent::TooLong | BadContent::Bomb => (Fault::BadRequest(why.to_string()), 413),
         BadContent::Memory => (Fault::Limit(BUSY), 503),
+    }
+}
+
+/// Counts a body that cannot be read.
+pub(crate) fn count_bad(counters: &Counters, why: BadContent) {
+    match why {
+        BadContent::Unknown => {}
+        BadContent::Corrupt => Counters::add(&counters.bodies_damaged),
+        BadContent::TooLong | BadContent::Bomb => Counters::add(&counters.bodies_too_long),
+        BadContent::Memory => Counters::add(&counters.bodies_without_memory),
     }
 }
 

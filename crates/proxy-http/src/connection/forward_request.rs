@@ -13,7 +13,7 @@
 
 use super::{
     Next, Row,
-    exchange::{Cut, End, Exchange, no_reply},
+    exchange::{Cut, End, Exchange, bad_upload, count_bad, no_reply},
     fields::Changes,
     host, status_of,
 };
@@ -30,7 +30,7 @@ use longsplice_http::{
 };
 use longsplice_proxy::{
     access::{Rules, Subject},
-    coding::{BadContent, Decoder},
+    coding::Decoder,
     config::Http,
     counters::Counters,
     fault::{Fault, Step},
@@ -282,7 +282,14 @@ impl Row<'_> {
         let change = match filter.wanted_of_upload(request) {
             Wanted::Changes(rewriter, coding) => {
                 recast = Some(request.recast(coding.is_some()));
-                Some((rewriter, coding.map(|coding| Decoder::new(coding, filter.changes.decoded))))
+                match coding.map(|coding| Decoder::new(coding, filter.changes.decoded)).transpose() {
+                    Ok(decoder) => Some((rewriter, decoder)),
+                    Err(why) => {
+                        count_bad(&self.live.shared.counters, why);
+                        let (fault, status) = bad_upload(why);
+                        return End::Fault(fault, status);
+                    }
+                }
             }
             wanted => {
                 unread = matches!(wanted, Wanted::Unread);
@@ -361,13 +368,12 @@ impl Row<'_> {
             (&counters.replies_changed, changed.server && tally.is_some()),
             (&counters.requests_unread, unread.client && tally.is_some()),
             (&counters.replies_unread, unread.server && tally.is_some()),
-            (&counters.bodies_damaged, exchange.bad == Some(BadContent::Corrupt)),
-            (&counters.bodies_too_long, exchange.bad.is_some_and(BadContent::is_too_much)),
         ] {
             if is {
                 Counters::add(counter);
             }
         }
+        exchange.bad.inspect(|why| count_bad(counters, *why));
         record.outcome(outcome);
         match end {
             // the connection may just have been idle for too long, and another server may answer

@@ -234,10 +234,11 @@ impl Exchange<'_> {
         if reply.framing == Framing::None {
             return Ok(Some((content, None)));
         }
-        let encoder = again.map(Encoder::new).transpose();
-        let decoder = coding.map(|coding| Decoder::new(coding, changes.decoded));
+        let decoder = coding.map(|coding| Decoder::new(coding, changes.decoded)).transpose();
+        let both = decoder.and_then(|decoder| Ok((decoder, again.map(Encoder::new).transpose()?)));
+        let (decoder, encoder) = both.map_err(|why| self.bad_content(why))?;
         let change = Change {
-            encoder: encoder.map_err(|why| self.bad_content(why))?,
+            encoder,
             chunks: reply.framing_of_changed(self.request.version) == Framing::Chunked,
             ..Change::new(rewriter, decoder, reply.fields.all("trailer").next().is_some())
         };
