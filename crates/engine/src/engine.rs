@@ -68,6 +68,8 @@ pub(crate) struct Engine {
     pub descriptors: Descriptors,
     /// Number of records removed because no socket claimed them.
     swept: AtomicU64,
+    /// Number of intercepted connections that were reset because there was no room for their records.
+    pub unheard: AtomicU64,
     keeper: Sender<KeeperMessage>,
     pub tap_ring: TapRing,
     pub holder: Mutex<Holder>,
@@ -95,6 +97,7 @@ impl Engine {
             grace: Arc::default(),
             descriptors: Descriptors::default(),
             swept: AtomicU64::new(0),
+            unheard: AtomicU64::new(0),
             keeper,
             tap_ring: TapRing::default(),
             holder: Mutex::default(),

@@ -13,8 +13,10 @@ use longsplice_lab::{
     topology::{CLIENT_SECOND, SERVER, SERVER_SECOND},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
+use nix::sys::signal::Signal;
 use std::{
-    io::{Read, Write},
+    fs,
+    io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     sync::{
         Arc,
@@ -169,35 +171,62 @@ fn a_strict_check_of_the_source(source: &str) {
     }
 }
 
-/// With full tables, clients are copied or reset, for a reason that is counted; none of them waits for ever.
+fn talk(stream: &mut TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut [0; 5]))
+}
+
+/// A router with small tables, and an echo server.
+fn small(source: &str) -> (Setting, Running, SocketAddr) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    let here = translucent_at(lab, &transparent("plug", PORT, &format!("source = \"{source}\"\n{AT_ONCE}")));
+    let at = SERVER.port(Family::V4, PORT);
+    here.echo(at);
+    let proxy = here.start_with(&["--max-flows", "16"]);
+    (here, proxy, at)
+}
+
+/// While tables are nearly full, clients are routed on: none of them is reset, or waits.
 #[test_case("own"; "the proxy's address")]
 #[test_case("client"; "the client's address")]
 #[ignore = "root"]
 fn full_tables(source: &str) {
-    const CLIENTS: usize = 40;
-    let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let here = translucent_at(lab, &transparent("plug", PORT, &format!("source = \"{source}\"\n{AT_ONCE}")));
-    let at = SERVER.port(Family::V4, PORT);
-    here.echo(at);
-    let mut proxy = here.start_with(&["--max-flows", "16"]);
-    let talk = |stream: &mut TcpStream| {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut [0; 5]))
-    };
+    const CLIENTS: u64 = 40;
+    let (here, mut proxy, at) = small(source);
     let open = || {
-        let mut stream = here.lab.client.run(|| TcpStream::connect_timeout(&at, PATIENCE)).ok()?;
-        match talk(&mut stream) {
-            Ok(()) => Some(stream),
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => None,
-            Err(e) => panic!("{e}"),
-        }
+        let mut stream = here.connect(at);
+        talk(&mut stream).unwrap();
+        stream
     };
-    let mut served: Vec<TcpStream> = (0..CLIENTS).filter_map(|_| open()).collect();
-    assert!((8..CLIENTS).contains(&served.len()), "{}", served.len());
+    let mut served: Vec<TcpStream> = (0..CLIENTS).map(|_| open()).collect();
     served.iter_mut().for_each(|stream| talk(stream).unwrap());
-    assert!(proxy.count("verdicts", "table-full") > 0, "{}", proxy.counters());
+    let taken = proxy.count("proxy", "accepted");
+    assert!((8..CLIENTS).contains(&taken), "{taken}");
+    assert_eq!(["left_alone", "unheard"].map(|name| proxy.count("proxy", name)), [1, 0]);
+    proxy.wait_message("the tables of flows are nearly full");
     drop(served);
-    eventually("room", || open().filter(|_| proxy.flows_in("spliced") > 0));
+    eventually("room", || {
+        open();
+        (proxy.count("proxy", "accepted") > taken).then_some(())
+    });
+    proxy.shut_down();
+}
+
+/// Clients that come while nobody looks, and find no room, are reset, and counted; none of them waits for ever.
+#[test]
+#[ignore = "root"]
+fn a_burst_onto_full_tables() {
+    let (here, mut proxy, at) = small("own");
+    proxy.signal(Signal::SIGSTOP);
+    let stat = format!("/proc/{}/stat", proxy.id());
+    eventually("the program stands still", || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(()));
+    let clients: Vec<TcpStream> = (0..40).map(|_| here.connect(at)).collect();
+    proxy.signal(Signal::SIGCONT);
+    let broken: Vec<_> = clients.into_iter().filter_map(|mut client| talk(&mut client).err()).collect();
+    assert!(broken.iter().all(|e| e.kind() == ErrorKind::ConnectionReset), "{broken:?}");
+    assert!((8..40).contains(&broken.len()), "{}", broken.len());
+    assert_eq!(proxy.count("proxy", "unheard"), broken.len() as u64);
+    assert!(proxy.count("verdicts", "table-full") > 0, "{}", proxy.counters());
     proxy.shut_down();
 }
 

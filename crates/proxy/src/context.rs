@@ -23,6 +23,7 @@ use crate::{
     log::access_log::{AccessLog, Record},
     resolve::Resolver,
     start_error::StartError,
+    tables::Tables,
     target::Target,
 };
 use bytes::Bytes;
@@ -130,6 +131,8 @@ pub struct ServerContext {
     pub(crate) all: Arc<Counted>,
     /// Count of the connections to servers whose clients are not accepted yet.
     pub(crate) early: Arc<Counted>,
+    /// Whether the tables of the data path are nearly full.
+    pub(crate) tables: Tables,
     /// Number of live connections, which the end of the program waits for.
     pub(crate) live: watch::Sender<u64>,
     /// Whether no new work may begin.

@@ -35,6 +35,8 @@ macro_rules! counters {
             pub handshakes_left: u64,
             /// Transparent connections that were forwarded as by a router, because too many were half open.
             pub untracked: u64,
+            /// Clients of transparent listeners that were reset because the tables had no room for their records.
+            pub unheard: u64,
             /// Records that were removed from the data path because the kernel had no socket for their connections.
             pub swept: u64,
             /// Next hops of spliced connections that were updated after a change in the network.
@@ -134,6 +136,8 @@ counters! {
     triggered,
     /// Of these, the ones whose program did not say what to do, or whose tap could not begin.
     trigger_failures,
+    /// Times that transparent listeners began to leave SYNs alone because the tables were nearly full.
+    left_alone,
     /// Failures of accept(2) for lack of descriptors or memory.
     accept_errors,
     /// SOCKS: connections accepted for BIND.

@@ -47,6 +47,7 @@ pub mod secrets;
 pub mod server;
 pub mod socks;
 pub mod start_error;
+mod tables;
 pub mod target;
 pub mod tls;
 pub mod tpot;

@@ -24,6 +24,7 @@ use crate::{
     log::access_log::{AccessLog, Record},
     resolve::Resolver,
     start_error::StartError,
+    tables::Tables,
     target::{Host, Target},
     tpot,
 };
@@ -148,6 +149,7 @@ impl Prepared {
             forbidden: Mutex::default(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             early: Counted::unlimited(),
+            tables: Tables::default(),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
@@ -318,6 +320,7 @@ impl Server {
             given_up: transparent.given_up,
             handshakes_left: transparent.left,
             untracked: transparent.untracked,
+            unheard: self.shared.splicer.unheard(),
             swept: self.shared.splicer.swept(),
             path_hops: paths.hops,
             path_flows: paths.flows,

@@ -12,16 +12,16 @@ use longsplice_engine::{
     dropping_forward_chain,
 };
 use std::{
+    future::pending,
     io,
     net::SocketAddr,
     sync::{Arc, Weak},
     time::Duration,
 };
-use tokio::{
-    sync::watch,
-    time::{MissedTickBehavior, interval, sleep, timeout},
-};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+/// Time between two looks at the tables while they are nearly full.
+const ROOM_EVERY: Duration = Duration::from_millis(100);
 /// Maximum time between two looks at tunnels, devices and addresses.
 const TEND_EVERY: Duration = Duration::from_secs(10);
 
@@ -88,23 +88,35 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     Ok(Some(Arc::new(tpot)))
 }
 
-/// Leaves SYNs alone while a limit of connections is reached: they are routed on, and their connections work without a proxy. The
-/// same if the firewall drops what is forwarded unless a rule accepts it, and the listener has no rules of its own:
-/// whoever asks for a proxy would get where the firewall lets nobody pass.
+/// Leaves SYNs alone while a limit of connections is reached or the tables are nearly full: they are routed on, and their
+/// connections work without a proxy. The same if the firewall drops what is forwarded unless a rule accepts it, and the listener has
+/// no rules of its own: whoever asks for a proxy would get where the firewall lets nobody pass.
 pub(crate) async fn leave(
     tpot: Weak<Tpot>,
     (whose, to): (TpotWhose, Destinations),
-    full: [watch::Receiver<bool>; 2],
-    fronts: Fronts,
+    (shared, fronts): (Arc<ServerContext>, Fronts),
 ) {
-    let [mut own, mut all] = full;
-    let (mut left, mut barred) = (false, None);
+    let (mut own, mut all) = (fronts.now().full(), shared.all.full());
+    // what is in a tunnel needs no record
+    let mut tables = (whose == TpotWhose::All).then(|| shared.tables.nearly_full());
+    let (mut left, mut barred, mut lacks_room) = (false, None, false);
     let mut look = interval(TEND_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let filled = async {
+            match &mut tables {
+                Some(tables) => tables.changed().await,
+                None => pending().await,
+            }
+        };
         let changed = tokio::select! {
             changed = own.changed() => changed,
             changed = all.changed() => changed,
+            changed = filled => changed,
+            () = sleep(ROOM_EVERY), if lacks_room => {
+                shared.tables.look(&shared.splicer, &shared.counters);
+                Ok(())
+            }
             _ = look.tick() => {
                 let is_open = fronts.now().listener.rules.list().is_empty();
                 barred = if is_open { is_barred(&to, barred) } else { None };
@@ -115,7 +127,8 @@ pub(crate) async fn leave(
             return;
         }
         let is_full = [*own.borrow_and_update(), *all.borrow_and_update()].contains(&true);
-        let leaves = is_full || barred.is_some();
+        lacks_room = tables.as_mut().is_some_and(|tables| *tables.borrow_and_update());
+        let leaves = is_full || lacks_room || barred.is_some();
         if leaves != left {
             let Some(tpot) = tpot.upgrade() else { return };
             if let Err(error) = tpot.leave(whose, &to, leaves) {
@@ -123,7 +136,7 @@ pub(crate) async fn leave(
             }
             left = leaves;
             let what = if left { "left alone" } else { "intercepted again" };
-            tracing::debug!(to = %to.net, ports = ?to.ports, is_full, "SYNs are {what}");
+            tracing::debug!(to = %to.net, ports = ?to.ports, is_full, lacks_room, "SYNs are {what}");
         }
     }
 }

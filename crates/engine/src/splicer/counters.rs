@@ -2,7 +2,10 @@
 
 use crate::splicer::Splicer;
 use longsplice_datapath::{ConntrackCounts, PathChanges, PathFlags};
-use std::{io, path::Path};
+use std::{io, path::Path, sync::atomic::Ordering};
+
+/// Least number of entries that [`Splicer::has_little_room`] keeps: four connections may have come before the first is accepted.
+const ENTRIES_KEPT: u64 = 8;
 
 impl Splicer {
     /// Returns the number of packets for each verdict of the data path, by name. Empty without a data path.
@@ -33,6 +36,21 @@ impl Splicer {
     /// Returns counters of what network changes did to forwarded flows.
     pub fn path_changes(&self) -> PathChanges {
         self.datapath().map(|d| d.path_changes()).unwrap_or_default()
+    }
+
+    /// Returns the number of intercepted connections that were reset because the data path had no room for their records, without
+    /// which no segment finds their sockets.
+    pub fn unheard(&self) -> u64 {
+        self.engine().unheard.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the data path has room for few more flows, less than an eighth: intercepted connections need it. `before`:
+    /// what was returned last. If it was true, it takes a quarter for it to be false again.
+    pub fn has_little_room(&self, before: bool) -> bool {
+        let Some(d) = self.datapath() else { return false };
+        let all = 2 * u64::from(d.max_flows()); // a flow has two entries
+        let kept = (all / 8).max(ENTRIES_KEPT) * if before { 2 } else { 1 };
+        d.entries().is_ok_and(|entries| entries + kept > all)
     }
 
     /// Returns counters of conntrack entries that were kept alive.

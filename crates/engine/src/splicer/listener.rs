@@ -15,7 +15,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::Ordering},
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -139,6 +139,7 @@ impl Listener {
             if !self.is_deaf(&leg) {
                 return Ok(leg);
             }
+            self.splicer.engine().unheard.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(client = %leg.remote(), "reset: the data path had no room for an intercepted connection");
             leg.reset();
         }

@@ -66,8 +66,8 @@ impl Door {
             tpot::pipeline(shared, &fronts, socket).map_err(cannot_listen(asked))?;
         }
         let beside = whose.zip(tpot).map(|(whose, tpot)| {
-            let full = [fronts.now().full(), shared.all.full()];
-            runtime.spawn(tpot::leave(Arc::downgrade(tpot), (whose, tpot::intercepted(addr)), full, fronts.clone()))
+            let of = (shared.clone(), fronts.clone());
+            runtime.spawn(tpot::leave(Arc::downgrade(tpot), (whose, tpot::intercepted(addr)), of))
         });
         let sources = pairs.map(Source::EndToEnd).into_iter().chain([source]).collect();
         let (close, tasks, shared) = (watch::Sender::new(false), Vec::new(), shared.clone());
@@ -354,6 +354,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
 ) {
     Counters::add(&shared.counters.accepted);
+    shared.tables.look(&shared.splicer, &shared.counters);
     let client = legs[0].remote();
     match Live::enter(shared, front, &legs[0], awake) {
         Ok(live) => serve_on(live, (legs, !front.listener.splices_unread()), serve),
