@@ -184,7 +184,7 @@ async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &
     // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| no_control(path, &e))?;
     for at in inherited.unused(&config) {
-        tracing::warn!("no listener has the address {at} of an inherited socket: who connects to it is not answered");
+        tracing::warn!("no listener has the address {at} of an inherited socket: its clients get no answer");
     }
     // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
     let preparing = spawn_blocking(move || Prepared::with(config, &SERVICES, inherited));

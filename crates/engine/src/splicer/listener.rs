@@ -240,7 +240,8 @@ impl Splicer {
 
     /// Listens for connections that are tracked only when a splice is due, as are the connections to servers that are made for
     /// them: until then the data path does no work for any of them, and needs no room. Each of them is then adopted
-    /// ([`Splicer::adopt`]), while its bytes are copied on: the splice is some milliseconds late. Use [`Splicer::listen_on`] where every connection is spliced at once.
+    /// ([`Splicer::adopt`]), while its bytes are copied on: the splice is some milliseconds late. Use [`Splicer::listen_on`]
+    /// where every connection is spliced at once.
     pub async fn listen_adopting(&self, socket: BoundSocket) -> io::Result<Listener> {
         let adopts = self.datapath().is_some();
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, adopts, ..listener })
