@@ -15,8 +15,8 @@ pub use families::families;
 
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
-    BoundSocket, Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Pair, PathRule,
-    Policy, SpliceWhen, Splicer, TpotHandshake, TpotWhose,
+    BoundSocket, Command, DatapathOptions, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions,
+    Pair, PathRule, Policy, SpliceWhen, Splicer, TpotHandshake, TpotWhose,
 };
 use longsplice_lab::{Lab, Namespace, Report, process::wait_for, report::show_failures};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -48,6 +48,11 @@ pub fn by_hand() -> Policy {
 /// A policy that splices before the first byte.
 pub fn at_once() -> Policy {
     Policy { when: SpliceWhen::AtOnce, path: PathRule::Any, ..Policy::default() }
+}
+
+/// Options whose ring holds the copies of 60 MB: taps of so much miss nothing, even if their reader does not run meanwhile.
+pub fn all_copies() -> OpenOptions {
+    DatapathOptions { tap_ring: 64 << 20, ..DatapathOptions::default() }.into()
 }
 
 /// A plug proxy in a lab's forwarder that runs in this process. Dropping it stops it and removes what it attached. If the test

@@ -11,7 +11,7 @@ use longsplice_lab::{
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, all_copies, at_once};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     collections::HashMap,
@@ -207,7 +207,8 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, (seed, ahead): (u64
     let count = Arc::new(Mutex::new(Count::default()));
     let (taps, reader) = Taps::new(1 << 30);
     let (policy, counted) = (Arc::new(at_once()), (count.clone(), tap.then_some(taps)));
-    let f = Forwarder::serving(&lab, proxy, OpenOptions::default(), move |splicer, leg, _| {
+    let options = if tap { all_copies() } else { OpenOptions::default() };
+    let f = Forwarder::serving(&lab, proxy, options, move |splicer, leg, _| {
         switchboard(splicer, leg, servers.clone(), policy.clone(), counted.clone())
     });
     let asked = sizes.clone();

@@ -11,7 +11,7 @@ use longsplice_lab::{
     traffic::{Chunks, Report, Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{
-    Forwarder, at_once, by_hand,
+    Forwarder, all_copies, at_once, by_hand,
     forge::{EVIL, forge},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -164,7 +164,7 @@ fn simple() -> Lab {
 #[ignore = "root"]
 fn a_tap_goes_through_splice_unsplice_and_splice(family: Family) {
     let scripts = scripts([12_000_000, 9_000_000], 10_000_000);
-    let (run, reader) = start(family, simple(), (by_hand(), OpenOptions::default()), PLENTY, scripts);
+    let (run, reader) = start(family, simple(), (by_hand(), all_copies()), PLENTY, scripts);
     run.f.wait_state(FlowState::Copying);
     run.switch(12);
     run.f.command(Command::Splice);

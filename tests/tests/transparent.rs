@@ -2,7 +2,7 @@
 use longsplice_datapath::{Datapath, EndToEnd, LegFlags, PathFlags, Tuple, set_transparent};
 use longsplice_engine::{Command, DatapathOptions, EndReason, Ended, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
-    Family, Impair, Lab, LinkDirection, Options, Shape,
+    Family, Impair, Lab, LinkDirection, Namespace, Options, Shape,
     namespace::counter_here,
     process::wait_for,
     topology::{CLIENT, SERVER},
@@ -616,6 +616,30 @@ fn a_client_that_comes_again_before_the_answer_is_served(family: Family) {
     let ours = converse(stream, &script);
     intact(&ours, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
     assert_eq!(f.ended(1)[0].how, EndReason::Closed, "{family:?}");
+}
+
+/// A server answers, is reset or restarted, and answers again with another number. The sockets have the first number by then.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_server_that_has_forgotten_its_answer_is_asked_again(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::transparent(&lab, any(family), at_once());
+    let rules = |what: &[&str]| lab.server.execute("nft", what).expect("rules");
+    rules(&["table inet t { chain c { type filter hook input priority 0; meta l4proto tcp drop; }; }"]);
+    let [asking, answering] = [&lab.client, &lab.server].map(|host| Nobody::at(host, family));
+    let (client, server) = (asking.address(40_003), SERVER.port(family, PORT));
+    asking.sends(&Packet { seq: 77, flags: flag::SYN, ..Packet::new(client, server) });
+    wait_for(PATIENCE, || (f.splicer.datapath()?.legs().len() == 1).then_some(())).expect("half open");
+    let answer = |seq| Packet { seq, ack: 78, flags: flag::SYN | flag::ACK, ..Packet::new(server, client) };
+    answering.sends(&answer(99));
+    let count = |host: &Namespace, state| host.execute("ss", &["-Htn", "state", state]).expect("ss").lines().count();
+    wait_for(PATIENCE, || (count(&lab.forwarder, "established") == 2).then_some(())).expect("its answer makes sockets");
+    let _listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    rules(&["delete table inet t"]);
+    answering.sends(&answer(1099));
+    let is_asked = || (count(&lab.server, "syn-recv") == 1).then_some(());
+    wait_for(PATIENCE, is_asked).unwrap_or_else(|| panic!("the server is asked again: {:?}", f.verdicts()));
 }
 
 /// A socket of an earlier connection takes the segments for its addresses until it is closed, however long that takes. A client that

@@ -195,6 +195,34 @@ fn a_handshake_outlives_the_process(family: Family) {
     }
 }
 
+/// The server repeats its answer to a process that has died, while the next one begins the handshake anew and resets the server: the
+/// answer that counts is that to the SYN of this one.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn an_answer_to_an_earlier_process_is_not_taken(family: Family) {
+    let setting = Setting::new(&configuration(AT_ONCE));
+    let at = topology::SERVER.port(family, PORT);
+    setting.echo(at);
+    let mut first = setting.start();
+    let impair = |way, loss| setting.lab.impair(way, Impair { loss, ..Impair::default() }).unwrap();
+    let nothing_passes = impair(LinkDirection::ToClient, 1.0);
+    let [asked, answered] = [LinkDirection::FromClient, LinkDirection::FromServer].map(|way| impair(way, 0.0));
+    let client = setting.lab.client.spawn(move || running::connect(at));
+    eventually("an answer", || (nothing_passes.counters().lost > 0).then_some(()));
+    first.kill();
+    let second = setting.start();
+    second.signal(Signal::SIGSTOP);
+    for host in [asked, answered] {
+        let before = host.counters().seen;
+        eventually("a segment that comes again", || (host.counters().seen > before).then_some(()));
+    }
+    nothing_passes.change(Impair::default()).unwrap();
+    second.signal(Signal::SIGCONT);
+    eventually("a connection", || client.is_finished().then_some(()));
+    round_trip(&mut client.join().unwrap(), &[7; 100_000]);
+}
+
 /// Clients that connect while one process replaces another may be reset, or have to retry. None of them waits in vain.
 #[test]
 #[ignore = "root"]

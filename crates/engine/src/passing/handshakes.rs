@@ -491,9 +491,20 @@ impl Handshakes {
         if self.half.get(&client).is_some_and(is_repeated) {
             return self.pass_on(&answer, &client);
         }
-        if self.asked_by(&answer).is_none() {
+        let Some(half) = self.half.get(&client) else { return };
+        if answer.ack() != half.syn.seq().wrapping_add(1) {
             // it answers a SYN that we have not seen, which is for the client to judge
             return self.pass_on(&answer, &client);
+        }
+        if answer.connection() != half.server {
+            // It came before our SYN, for the record of a process that died. The server was reset since, and answers our SYN anew.
+            return tracing::debug!(leg = ?answer.leg, "an answer to an earlier process is dropped");
+        }
+        if half.answer.is_some() {
+            // The server has forgotten its first answer, whose numbers our sockets have: it was reset, or has restarted.
+            let syn = half.syn;
+            self.abandon(d, &client);
+            return self.asked(engine, d, syn, since);
         }
         if d.has_passed(&client, answer.seq().wrapping_add(1)) {
             // An earlier answer has reached the client: this one repeats it, and the connection has begun without us.
