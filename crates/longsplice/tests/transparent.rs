@@ -173,6 +173,9 @@ fn hosts_that_have_not_heard_of_the_idle_limit_hear_when_they_speak(family: Fami
     proxy.shut_down();
 }
 
+/// A SYN is retransmitted a few times in this, even if each of the first ones finds no process on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// The process dies in the middle of a handshake, before or after the server
 /// has answered: the client retries, and succeeds with the next process.
 #[test_case(Family::V4; "v4")]
@@ -185,7 +188,7 @@ fn a_handshake_outlives_the_process(family: Family) {
         setting.echo(at);
         let mut first = setting.start();
         let nothing_passes = setting.lab.impair(way, Impair { loss: 1.0, ..Impair::default() }).unwrap();
-        let client = setting.lab.client.spawn(move || running::connect(at));
+        let client = setting.lab.client.spawn(move || running::connect_within(at, LIMIT));
         eventually("a segment of the handshake", || (nothing_passes.counters().lost > 0).then_some(()));
         first.kill();
         let _second = setting.start();
@@ -208,7 +211,7 @@ fn an_answer_to_an_earlier_process_is_not_taken(family: Family) {
     let impair = |way, loss| setting.lab.impair(way, Impair { loss, ..Impair::default() }).unwrap();
     let nothing_passes = impair(LinkDirection::ToClient, 1.0);
     let [asked, answered] = [LinkDirection::FromClient, LinkDirection::FromServer].map(|way| impair(way, 0.0));
-    let client = setting.lab.client.spawn(move || running::connect(at));
+    let client = setting.lab.client.spawn(move || running::connect_within(at, LIMIT));
     eventually("an answer", || (nothing_passes.counters().lost > 0).then_some(()));
     first.kill();
     let second = setting.start();
@@ -227,8 +230,6 @@ fn an_answer_to_an_earlier_process_is_not_taken(family: Family) {
 #[test]
 #[ignore = "root"]
 fn handshakes_pass_while_processes_come_and_go() {
-    /// A SYN is retransmitted a few times in this, even if each of the first ones finds no process on a busy machine.
-    const LIMIT: Duration = Duration::from_secs(60);
     let setting = Setting::new(&configuration(AT_ONCE));
     let over = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..16)

@@ -444,7 +444,12 @@ pub fn loopback_echo() -> String {
 
 /// Connects, with a time limit for this and for later reads and writes.
 pub fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
+    connect_within(address, PATIENCE)
+}
+
+/// The same with another limit for connecting.
+pub fn connect_within(address: SocketAddr, limit: Duration) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&address, limit).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     stream
