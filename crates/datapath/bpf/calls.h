@@ -19,26 +19,27 @@ static __always_inline __u32 crosses(const struct tuple *in, const struct tuple 
  * crosses. */
 static __always_inline void set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
 {
-	if (!tuple_is_v4(in)) {
-		struct path6 *p = find6(in);
+	__s64 seat = seat_of(in);
 
-		if (p)
-			__builtin_memcpy(p->remote, out->remote, 16);
+	if (!tuple_is_v4(in)) {
+		struct slot6 *s = seat6(seat);
+
+		if (s)
+			__builtin_memcpy(s->p.remote, out->remote, 16);
 		return;
 	}
-	struct tuple4 k = key4(in);
-	struct path4 *p = find4(&k);
+	struct slot4 *s = seat4(seat);
 
-	if (!p)
+	if (!s)
 		return;
 	if (crosses(in, out)) {
 		struct remote6 *r = bpf_map_lookup_elem(&remotes6, &index);
 
 		if (r)
 			__builtin_memcpy(r->addr, out->remote, 16);
-		p->p.remote4 = index;
+		s->p.p.remote4 = index;
 	} else {
-		p->p.remote4 = out->remote[3];
+		s->p.p.remote4 = out->remote[3];
 	}
 }
 
@@ -207,7 +208,7 @@ static __noinline int forget(const struct tuple *t)
 
 /* Remove entry and record if may_go() agrees. Returns 1 if they were kept. meant: the connection's generation, or 0 for any. If
  * the port was reused for a new connection meanwhile, that one keeps its own. */
-static __always_inline int forget_if_may(const struct path_args *args, const struct tuple *t, __u32 meant)
+static __noinline int forget_if_may(const struct path_args *args, const struct tuple *t, __u32 meant)
 {
 	if (!is_meant(t, meant) || !may_go(args, t))
 		return 1;
@@ -258,7 +259,7 @@ static __noinline int add(struct path_args *args)
 }
 
 /* Stop copying data to user space: the process that read the copies is gone. */
-static __always_inline void untap(struct tuple *t)
+static __noinline int untap(const struct tuple *t)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
 	struct path *p = find_path(t);
@@ -267,6 +268,7 @@ static __always_inline void untap(struct tuple *t)
 		__sync_fetch_and_and(&l->flags, ~LEG_TAP);
 	if (p)
 		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
+	return 0;
 }
 
 /* Hold no more data of the host. */
@@ -280,7 +282,7 @@ static __noinline int decided(const struct tuple *t)
 }
 
 /* Set or clear a flag of the entry. */
-static __always_inline void set_flag(const struct path_args *args)
+static __noinline int set_flag(const struct path_args *args)
 {
 	__u64 flag = (__u64)(args->op == PATH_OP_DEAD ? PATH_DEAD : PATH_TRACE) << 48;
 	struct path *p = find_path(&args->key);
@@ -289,6 +291,7 @@ static __always_inline void set_flag(const struct path_args *args)
 		__sync_fetch_and_and(&p->word.all, ~flag);
 	else if (p)
 		__sync_fetch_and_or(&p->word.all, flag);
+	return 0;
 }
 
 /* Change the next hop of an entry from p_other.via to p.p.via. Returns path_args.result. */
@@ -335,7 +338,7 @@ static __always_inline void mistrust(struct tuple *t)
 #define SLOTS_AT_ONCE 1024 /* limit of one call, so that it does not occupy its processor for long */
 
 /* Find the key of the next entry. Returns path_args.result. */
-static __always_inline int next_key(struct path_args *args)
+static __noinline int next_key(struct path_args *args)
 {
 	int i, r;
 
@@ -370,24 +373,34 @@ static __always_inline int describe(struct path_args *args)
 /* Read the entry or, for PATH_OP_PUT, write it. With a stack frame of its own, as above. */
 static __noinline int exchange(struct path_args *args)
 {
-	struct path6 *p6;
+	__s64 seat = seat_of(&args->key);
 
 	if (tuple_is_v4(&args->key)) {
-		struct tuple4 k = key4(&args->key);
-		struct path4 *p4 = find4(&k);
+		struct slot4 *s = seat4(seat);
 
-		if (p4 && args->op == PATH_OP_PUT)
-			p4->p = args->p.p;
-		else if (p4)
-			args->p.p = p4->p;
+		if (s && args->op == PATH_OP_PUT)
+			s->p.p = args->p.p;
+		else if (s)
+			args->p.p = s->p.p;
 		return 0;
 	}
-	p6 = find6(&args->key);
-	if (p6 && args->op == PATH_OP_PUT)
-		*p6 = args->p;
-	else if (p6)
-		args->p = *p6;
+	struct slot6 *s = seat6(seat);
+
+	if (s && args->op == PATH_OP_PUT)
+		s->p = args->p;
+	else if (s)
+		args->p = s->p;
 	return 0;
+}
+
+/* Read the entry of `other`. Returns 0 if there is none. */
+static __noinline int read_other(struct path_args *args)
+{
+	const struct path *p = find_path(&args->other);
+
+	if (p)
+		args->p_other = *p;
+	return !!p;
 }
 
 /* Tell which connections the entries of `key` and `other` belong to. */
@@ -438,7 +451,7 @@ int path_entry(struct path_args *ctx)
 		args.result = forget_flow(&args);
 		goto out;
 	}
-	found = !!find_path(&args.key);
+	found = seat_of(&args.key) >= 0;
 	args.result = !found;
 	if (!is_for_any(args.op) && !is_meant(&args.key, args.generation))
 		goto out;
@@ -454,13 +467,8 @@ int path_entry(struct path_args *ctx)
 		args.result = insert_path(&args.key);
 	if (args.result < 0)
 		goto out;
-	if (args.op == PATH_OP_GET && args.other.lport) {
-		struct path *p = find_path(&args.other);
-
-		if (p)
-			args.p_other = *p;
-		args.result |= !p;
-	}
+	if (args.op == PATH_OP_GET && args.other.lport)
+		args.result |= !read_other(&args);
 	exchange(&args);
 tell:
 	tell_generations(&args);

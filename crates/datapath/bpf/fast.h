@@ -37,7 +37,26 @@ struct frame {
 	__u8 ecn;         /* out: ECN_BITS of the IP header */
 	__u8 unmarked;    /* out: 1 if they are to be cleared */
 	__u8 unknown;     /* out: 1 if the packet has no path entry */
+	struct __sk_buff *skb; /* what describes it: this, or `xdp` */
+	struct xdp_md *xdp;
 };
+
+/* Find the TCP header afresh. What is known of the packet by now, up to where it can be accessed and which options it has, would
+ * have the verifier follow the rest once for each case. Returns NULL if it cannot be accessed. */
+static __always_inline struct tcphdr *tcp_again(struct frame *f, __u32 ip_hdr)
+{
+	struct tcphdr *th;
+
+	if (f->skb) {
+		f->data = (void *)(long)*(volatile __u32 *)&f->skb->data;
+		f->end = (void *)(long)*(volatile __u32 *)&f->skb->data_end;
+	} else {
+		f->data = (void *)(long)*(volatile __u32 *)&f->xdp->data;
+		f->end = (void *)(long)*(volatile __u32 *)&f->xdp->data_end;
+	}
+	th = f->data + ETH_LEN + ip_hdr;
+	return (void *)(th + 1) <= f->end ? th : NULL;
+}
 
 /* Add n to a word of the packet, and return the change for its checksum. */
 static __always_inline __u64 add_to(__be32 *at, __u32 n)
@@ -116,6 +135,12 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	if (after(s.ack, p->max_ack) && f->summed != SUMMED_DONE && f->summed != SUMMED_PARTIAL &&
 	    (len || !short_sum_right(th, end, doff, addresses)))
 		return UNUSUAL;
+	th = tcp_again(f, ip_hdr);
+	if (!th)
+		return UNUSUAL;
+	end = f->end;
+	opt = (void *)(th + 1);
+	doff = th->doff * 4;
 	/* One try each: after a lost race, the general way makes more. A bare acknowledgement does not move `end`, as in
 	 * host_segment(). */
 	if (len && try_advance_path(p, s.seq + len, 0, 1))
@@ -194,6 +219,7 @@ static __always_inline struct via *forward4(struct frame *f)
 	f->ecn = ip->tos & ECN_BITS;
 	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, (__u64)ip->saddr + ip->daddr))
 		return NULL;
+	ip = f->data + ETH_LEN;
 	/* The TTL is the high byte of its 16-bit word. */
 	sum = pseudo + delta(bpf_htons((__u16)ip->ttl << 8), bpf_htons((__u16)(ip->ttl - 1) << 8));
 	ip->ttl--;
@@ -245,6 +271,7 @@ static __always_inline struct via *forward6(struct frame *f)
 	f->ecn = ip->flow_lbl[0] >> 4 & ECN_BITS; /* the traffic class begins in the byte before flow_lbl */
 	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, addresses))
 		return NULL;
+	ip = f->data + ETH_LEN;
 	ip->hop_limit--;
 	if (f->unmarked)
 		ip->flow_lbl[0] &= ~(ECN_BITS << 4);
@@ -267,7 +294,7 @@ static __always_inline int leave_by(const struct via *v)
 static __always_inline struct frame frame_of(struct __sk_buff *skb)
 {
 	return (struct frame){ (void *)(long)skb->data, (void *)(long)skb->data_end, skb->len - ETH_LEN, skb->gso_size,
-			       summed(skb), .list = is_list(skb) };
+			       summed(skb), .list = is_list(skb), .skb = skb };
 }
 
 /* Give the packet headers of its own, if it shares its memory with the copy of a sender on this machine. Otherwise a receiver on

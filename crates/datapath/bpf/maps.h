@@ -293,6 +293,7 @@ struct scratch {
 	__u32 ifindex;      /* outgoing device of the forwarded copy */
 	__u32 came;         /* payload as it arrived, bytes */
 	__u8 traced;        /* 1 if the path entry has PATH_TRACE */
+	__u8 woken;         /* 1 if this segment has woken up the records of its flow */
 	__u64 verdicts;     /* verdicts so far, one bit per enum verdict */
 };
 

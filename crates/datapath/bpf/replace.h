@@ -14,6 +14,17 @@ enum other_leg {
 	OTHER_IS_RESET, /* its record goes; its host may not have got the reset, and is answered with another one */
 };
 
+/* Read where the connection of a record ends. With a stack frame of its own. p: its entry, or NULL. */
+static __noinline int read_end(struct leg *l, const struct path *p, struct replaced *last)
+{
+	struct half h = {};
+	__u64 origin;
+
+	read_positions(&h, &last->end, &origin, l, p);
+	last->flags = h.flags;
+	return 0;
+}
+
 /* Remove a leg's entries, and tell user space to whom they belonged. other: enum other_leg. OTHER_NONE: this is the leg of the
  * SYN, which is the last. The other leg goes first, and user space is told that one follows. If that is reset, its path entry
  * stays, so that its host is still reset (reset_again()), until user space forgets the flow. */
@@ -21,12 +32,9 @@ static __noinline int replace(const struct tuple *t, int other)
 {
 	struct replaced last = { .more = other != OTHER_NONE };
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
-	struct half h = {};
-	__u64 origin;
 
 	if (l)
-		read_positions(&h, &last.end, &origin, l, find_path(t));
-	last.flags = h.flags;
+		read_end(l, find_path(t), &last);
 	submit(t, EVENT_REPLACED, &last, other == OTHER_NONE ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 	bpf_map_delete_elem(&legs, t);
 	return other == OTHER_IS_RESET ? 0 : remove_path(t);

@@ -207,12 +207,39 @@ static __always_inline int admit_opening(struct __sk_buff *skb, struct scratch *
 	return ADMITTED;
 }
 
-/* Find the record of the flow's other leg, and wake up both if they sleep. other: that record, or NULL. woken: 1 if they were
- * woken up. Returns ADMITTED, or what becomes of the segment. */
-static __always_inline int admit_paired(struct scratch *sc, struct leg *l, struct leg **other, int *woken)
+/* Wake up both records of a flow, of which one at least sleeps. Returns ADMITTED, or what becomes of the segment. A global function,
+ * so that the verifier checks it once. */
+__noinline int wake_up(const struct tuple *t, const struct tuple *other)
 {
+	struct scratch *sc = scratch();
 	struct path *pl, *po;
+	struct leg *l, *o;
+
+	if (!sc || !t || !other)
+		return TCX_DROP;
+	l = bpf_map_lookup_elem(&legs, t);
+	o = bpf_map_lookup_elem(&legs, other);
+	pl = find_path(t);
+	po = find_path(other);
+	if (!l || !o || !pl || !po || !is_paired(o, t))
+		return drop(V_NO_PEER);
+	if (pl->word.flags & PATH_SPLICED)
+		return RETRY; /* committed since the entry was read */
+	/* A record that is awake may have a peer that is not yet: another processor wakes up both. The numbers of one that sleeps are
+	 * those of the commit, and gigabytes may have passed since. */
+	if (is_asleep(l, pl) || is_asleep(o, po)) {
+		wake_both(l, o, pl, po, bpf_ktime_get_ns());
+		sc->woken = 1;
+	}
+	return ADMITTED;
+}
+
+/* Find the record of the flow's other leg, and wake up both if they sleep. other: that record, or NULL. Returns ADMITTED, or what
+ * becomes of the segment. */
+static __always_inline int admit_paired(struct scratch *sc, struct leg *l, struct leg **other)
+{
 	struct leg *o = NULL;
+	int r;
 
 	if (l->flags & LEG_PAIRED) {
 		sc->other = l->peer;
@@ -220,18 +247,9 @@ static __always_inline int admit_paired(struct scratch *sc, struct leg *l, struc
 		if (o && !is_paired(o, &sc->t))
 			o = NULL; /* it has left this flow, or is another connection by now */
 		if ((l->flags | (o ? o->flags : 0)) & LEG_SPLICED) {
-			pl = find_path(&sc->t);
-			po = find_path(&sc->other);
-			if (!o || !pl || !po)
-				return drop(V_NO_PEER);
-			if (pl->word.flags & PATH_SPLICED)
-				return RETRY; /* committed since the entry was read */
-			/* A record that is awake may have a peer that is not yet: another processor wakes up both. The numbers of one
-			 * that sleeps are those of the commit, and gigabytes may have passed since. */
-			if (is_asleep(l, pl) || is_asleep(o, po)) {
-				wake_both(l, o, pl, po, bpf_ktime_get_ns());
-				*woken = 1;
-			}
+			r = wake_up(&sc->t, &sc->other);
+			if (r != ADMITTED)
+				return r;
 		}
 	}
 	*other = o;
@@ -241,7 +259,7 @@ static __always_inline int admit_paired(struct scratch *sc, struct leg *l, struc
 /* Take the flow back if the segment carries data beyond its limit. In forwarding mode, both directions go back to control mode.
  * In a drain only this one does: the other may have forwarded bytes that its socket has not seen, and user space waits for it.
  * Returns ADMITTED, or what becomes of the segment. */
-static __always_inline int admit_beyond(struct scratch *sc, struct leg *l, struct leg *o, int woken)
+static __always_inline int admit_beyond(struct scratch *sc, struct leg *l, struct leg *o)
 {
 	if (!o || !takes_back(l, &sc->s) || sc->s.flags & (TH_SYN | TH_RST))
 		return ADMITTED;
@@ -251,11 +269,11 @@ static __always_inline int admit_beyond(struct scratch *sc, struct leg *l, struc
 	if (is_half_frozen(l, o))
 		return RETRY;
 	note_excess(l, &sc->s); /* the socket may not get it now: see lose_marked() */
-	if (woken)
+	if (sc->woken)
 		unsplice_legs(&sc->t, &sc->other);
 	else
 		unsplice_direction(l, o);
-	tell_all(&sc->t, 1 << EVENT_TRIGGERED | (woken ? AT_ONCE : 0));
+	tell_all(&sc->t, 1 << EVENT_TRIGGERED | (sc->woken ? AT_ONCE : 0));
 	return ADMITTED;
 }
 
@@ -310,7 +328,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	struct leg *l, *o = NULL;
 	struct plan *p;
 	enum step step;
-	int woken = 0, r;
+	int r;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -322,6 +340,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return find_path(&sc->t) ? drop(V_NO_RECORD) : RETRY;
 
 	/* admit */
+	sc->woken = 0;
 	sc->transparent = !!(l->flags & LEG_TRANSPARENT);
 	sc->end_to_end = !!(l->flags & LEG_END_TO_END);
 	r = admit_opening(skb, sc, l);
@@ -330,14 +349,14 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	parse_options(skb);
 	if (!tcp_sum_right(skb)) /* as_it_came(): the stack counts the error */
 		return untouched(l) ? as_it_came() : drop(V_BAD_CHECKSUM);
-	r = admit_paired(sc, l, &o, &woken);
+	r = admit_paired(sc, l, &o);
 	if (r != ADMITTED)
 		return r;
 	note_unheard(l, &sc->s, bpf_ktime_get_coarse_ns());
 	sc->s.socket_known = 0;
 	if (may_be_behind(l) || sc->s.flags & TH_RST)
 		ask_socket(skb);
-	r = admit_beyond(sc, l, o, woken);
+	r = admit_beyond(sc, l, o);
 	if (r != ADMITTED)
 		return r;
 	if (!refuses(l, &sc->s))
@@ -372,10 +391,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (p->hold)
 		hold(skb);
 	/* Go back at once, so that the remaining acknowledgements announce the window of the local socket. */
-	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
+	if (p->events & 1 << EVENT_LIMIT_REACHED && sc->woken)
 		unsplice_legs(&sc->t, &sc->other);
 	if (p->events) /* parked sockets and held segments wait for user space */
-		tell_all(&sc->t, p->events | (woken || (o && (l->flags | o->flags) & LEG_HOLD) ? AT_ONCE : 0));
+		tell_all(&sc->t, p->events | (sc->woken || (o && (l->flags | o->flags) & LEG_HOLD) ? AT_ONCE : 0));
 	if (step == STEP_DROP)
 		return p->dropped ? drop(p->dropped) : TCX_DROP;
 	return send_planned(skb, sc, l, o);

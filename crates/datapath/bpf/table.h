@@ -194,18 +194,28 @@ __noinline int take6(const struct tuple *k, __u64 where, __u32 way, __u64 now, _
 #define WAY_SHIFT 16
 
 /* Return the number in its page of the slot that holds a key, and WAY_SHIFT bits further left which place of the key it is, or
- * -1. hop: the home's, of which only the places that are set are searched. */
+ * -1. hop: the home's, of which only the places that are set are searched. The verifier walks through bpf_for() once, and through the
+ * other loop, which costs no calls, eight times. */
 __noinline int seek4(const struct tuple4 *k, __u64 where, __u64 hop)
 {
 	__u32 way;
-	int at;
+	int at, far;
 
-	for (way = 0; way < WAYS && hop >> way; way++) {
+	for (way = 0; way < NEAR && hop >> way; way++) {
 		if (!(hop >> way & 1))
 			continue;
 		at = is_at4(k, where, way);
 		if (at >= 0)
 			return way << WAY_SHIFT | at;
+	}
+	if (!(hop >> NEAR))
+		return -1;
+	bpf_for(far, NEAR, WAYS) {
+		if (!(hop >> far & 1))
+			continue;
+		at = is_at4(k, where, far);
+		if (at >= 0)
+			return far << WAY_SHIFT | at;
 	}
 	return -1;
 }
@@ -213,14 +223,23 @@ __noinline int seek4(const struct tuple4 *k, __u64 where, __u64 hop)
 __noinline int seek6(const struct tuple *k, __u64 where, __u64 hop)
 {
 	__u32 way;
-	int at;
+	int at, far;
 
-	for (way = 0; way < WAYS && hop >> way; way++) {
+	for (way = 0; way < NEAR && hop >> way; way++) {
 		if (!(hop >> way & 1))
 			continue;
 		at = is_at6(k, where, way);
 		if (at >= 0)
 			return way << WAY_SHIFT | at;
+	}
+	if (!(hop >> NEAR))
+		return -1;
+	bpf_for(far, NEAR, WAYS) {
+		if (!(hop >> far & 1))
+			continue;
+		at = is_at6(k, where, far);
+		if (at >= 0)
+			return far << WAY_SHIFT | at;
 	}
 	return -1;
 }
@@ -335,33 +354,78 @@ static __always_inline struct path6 *find6(const struct tuple *k)
 	return s ? &s->p : NULL;
 }
 
-static __noinline struct path *find_path(const struct tuple *t)
+/* Return where the entry of a leg is, page << 32 | slot, or -1. A global function: the verifier would walk through the whole search
+ * at each of its calls. */
+__noinline __s64 seat_of(const struct tuple *t)
 {
+	struct slot *home;
+	struct place p;
+	int found = -1;
+
+	if (!t)
+		return -1;
 	if (tuple_is_v4(t)) {
 		struct tuple4 k = key4(t);
-		struct path4 *p = find4(&k);
 
-		return p ? &p->p : NULL;
+		p = place4(&k);
+		home = slot_at(p, p.home);
+		if (home)
+			found = seek4(&k, where(p), *(volatile __u64 *)&home->hop);
+	} else {
+		p = place6(t);
+		home = slot_at(p, p.home);
+		if (home)
+			found = seek6(t, where(p), *(volatile __u64 *)&home->hop);
 	}
-	struct path6 *p = find6(t);
+	return found < 0 ? -1 : (__s64)p.number << 32 | (found & ((1u << WAY_SHIFT) - 1));
+}
 
-	return p ? &p->p : NULL;
+static __always_inline struct slot4 *seat4(__s64 seat)
+{
+	return slot_at((struct place){ page_at(&paths4, seat >> 32), SLOTS4, sizeof(struct slot4) }, seat);
+}
+
+static __always_inline struct slot6 *seat6(__s64 seat)
+{
+	return slot_at((struct place){ page_at(&paths6, seat >> 32), SLOTS6, sizeof(struct slot6) }, seat);
+}
+
+/* Return the entry of a leg, and the generation of its connection, or NULL and 0. */
+static __always_inline struct path *entry_of(const struct tuple *t, __u32 *generation)
+{
+	__s64 seat = seat_of(t);
+
+	*generation = 0;
+	if (tuple_is_v4(t)) {
+		struct slot4 *s = seat4(seat);
+
+		if (!s)
+			return NULL;
+		*generation = *(volatile __u32 *)&s->state;
+		return &s->p.p;
+	}
+	struct slot6 *s = seat6(seat);
+
+	if (!s)
+		return NULL;
+	*generation = *(volatile __u32 *)&s->state;
+	return &s->p.p;
+}
+
+static __always_inline struct path *find_path(const struct tuple *t)
+{
+	__u32 generation;
+
+	return entry_of(t, &generation);
 }
 
 /* Return the generation of a leg's entry, or 0 if there is none. */
-static __noinline __u32 generation(const struct tuple *t)
+static __always_inline __u32 generation(const struct tuple *t)
 {
-	if (tuple_is_v4(t)) {
-		struct tuple4 k = key4(t);
-		struct path4 *p = find4(&k);
+	__u32 generation;
 
-		return p ? *(volatile __u32 *)((void *)p - __builtin_offsetof(struct slot4, p) +
-					       __builtin_offsetof(struct slot4, state)) : 0;
-	}
-	struct path6 *p = find6(t);
-
-	return p ? *(volatile __u32 *)((void *)p - __builtin_offsetof(struct slot6, p) +
-				       __builtin_offsetof(struct slot6, state)) : 0;
+	entry_of(t, &generation);
+	return generation;
 }
 
 /* Is the leg's connection the one that is meant? meant: its generation, or 0 for any. */
@@ -399,23 +463,23 @@ static __always_inline int lead_out(struct scratch *sc, const struct path *p, co
 static __always_inline struct path *way_out(struct scratch *sc, struct via **v)
 {
 	const __u32 *remote6 = NULL;
+	__s64 seat = seat_of(&sc->t);
 	struct path *p;
 	__u32 via;
 
 	if (!sc->v6) {
-		struct tuple4 k = key4(&sc->t);
-		struct path4 *p4 = find4(&k);
+		struct slot4 *s = seat4(seat);
 
-		if (!p4)
+		if (!s)
 			return NULL;
-		p = &p4->p;
+		p = &s->p.p;
 	} else {
-		struct path6 *p6 = find6(&sc->t);
+		struct slot6 *s = seat6(seat);
 
-		if (!p6)
+		if (!s)
 			return NULL;
-		p = &p6->p;
-		remote6 = p6->remote;
+		p = &s->p.p;
+		remote6 = s->p.remote;
 	}
 	via = path_index(p);
 	*v = bpf_map_lookup_elem(&vias, &via);

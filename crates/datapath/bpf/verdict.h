@@ -19,14 +19,16 @@ static __always_inline void count_only(__u32 verdict)
 
 _Static_assert(V_MAX <= 64, "a word has a bit for each verdict");
 
-/* Count a verdict, and note it for a trace. */
-static __always_inline void count(__u32 verdict)
+/* Count a verdict, and note it for a trace. A global function: it is called in some two hundred places, and each copy of it would have
+ * cost the verifier time at every start. */
+__noinline int count(__u32 verdict)
 {
 	struct scratch *sc = scratch();
 
 	count_only(verdict);
 	if (sc)
 		sc->verdicts |= 1ull << verdict;
+	return 0;
 }
 
 /* Count the verdict on a packet that is dropped. Returns TCX_DROP. */
@@ -45,13 +47,12 @@ static __always_inline void submit(const struct tuple *leg, __u32 kind, const st
 
 	if (!e)
 		return;
+	p = entry_of(leg, &e->generation);
 	e->leg = *leg;
 	e->kind = kind;
 	e->replaced.end = last ? last->end : 0; /* one by one, without a copy on the stack */
 	e->replaced.flags = last ? last->flags : 0;
 	e->replaced.more = last ? last->more : 0;
-	e->generation = generation(leg);
-	p = find_path(leg);
 	if (p)
 		e->p = *p;
 	else

@@ -62,7 +62,7 @@ static __always_inline int is_unfinished6(const struct frame *f)
 SEC("xdp.frags")
 int early(struct xdp_md *ctx)
 {
-	struct frame f = { (void *)(long)ctx->data, (void *)(long)ctx->data_end };
+	struct frame f = { (void *)(long)ctx->data, (void *)(long)ctx->data_end, .xdp = ctx };
 	struct ethhdr *eth = f.data;
 	struct via *v = NULL;
 
