@@ -27,6 +27,7 @@
 #include "trace.h"
 #include "track.h"
 #include "unsplice.h"
+#include "wake.h"
 #include "xdp.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -204,33 +205,6 @@ static __always_inline int admit_opening(struct __sk_buff *skb, struct scratch *
 	/* Nor has one whose client has not answered it, but it may reset that. The answer may be forged, like the SYN. */
 	if (sc->transparent && is_opening(l) && (sc->s.flags & TH_RST ? sc->s.seq != irs(l) + 1 : is_ordinary(sc)))
 		return pass_by(skb, sc);
-	return ADMITTED;
-}
-
-/* Wake up both records of a flow, of which one at least sleeps. Returns ADMITTED, or what becomes of the segment. A global function,
- * so that the verifier checks it once. */
-__noinline int wake_up(const struct tuple *t, const struct tuple *other)
-{
-	struct scratch *sc = scratch();
-	struct path *pl, *po;
-	struct leg *l, *o;
-
-	if (!sc || !t || !other)
-		return TCX_DROP;
-	l = bpf_map_lookup_elem(&legs, t);
-	o = bpf_map_lookup_elem(&legs, other);
-	pl = find_path(t);
-	po = find_path(other);
-	if (!l || !o || !pl || !po || !is_paired(o, t))
-		return drop(V_NO_PEER);
-	if (pl->word.flags & PATH_SPLICED)
-		return RETRY; /* committed since the entry was read */
-	/* A record that is awake may have a peer that is not yet: another processor wakes up both. The numbers of one that sleeps are
-	 * those of the commit, and gigabytes may have passed since. */
-	if (is_asleep(l, pl) || is_asleep(o, po)) {
-		wake_both(l, o, pl, po, bpf_ktime_get_ns());
-		sc->woken = 1;
-	}
 	return ADMITTED;
 }
 

@@ -194,8 +194,8 @@ __noinline int take6(const struct tuple *k, __u64 where, __u32 way, __u64 now, _
 #define WAY_SHIFT 16
 
 /* Return the number in its page of the slot that holds a key, and WAY_SHIFT bits further left which place of the key it is, or
- * -1. hop: the home's, of which only the places that are set are searched. The verifier walks through bpf_for() once, and through the
- * other loop, which costs no calls, eight times. */
+ * -1. hop: the home's, of which only the places that are set are searched. The verifier walks through bpf_for() once, and through
+ * the other loop, which costs no calls, eight times. */
 __noinline int seek4(const struct tuple4 *k, __u64 where, __u64 hop)
 {
 	__u32 way;
@@ -354,8 +354,8 @@ static __always_inline struct path6 *find6(const struct tuple *k)
 	return s ? &s->p : NULL;
 }
 
-/* Return where the entry of a leg is, page << 32 | slot, or -1. A global function: the verifier would walk through the whole search
- * at each of its calls. */
+/* Return where the entry of a leg is, page << 32 | slot, or -1. A global function: the verifier would walk through the whole
+ * search at each of its calls. */
 __noinline __s64 seat_of(const struct tuple *t)
 {
 	struct slot *home;

@@ -19,7 +19,7 @@ static __always_inline void count_only(__u32 verdict)
 
 _Static_assert(V_MAX <= 64, "a word has a bit for each verdict");
 
-/* Count a verdict, and note it for a trace. A global function: it is called in some two hundred places, and each copy of it would have
+/* Count a verdict, and note it for a trace. A global function: it is called in some two hundred places, and each copy of it would
  * cost the verifier time at every start. */
 __noinline int count(__u32 verdict)
 {
