@@ -4,6 +4,7 @@
 //! itself, `control` its Unix socket; `client`, `ls`, `inspect` and `trace` are the client side of that socket; `doctor`
 //! stands alone. Other public items are for `longsplice-bench`, which observes proxies through their control sockets.
 
+mod admin;
 mod args;
 mod client;
 mod configuring;
@@ -14,6 +15,7 @@ mod inspect;
 mod ls;
 mod man;
 mod memory;
+mod metrics;
 mod paths;
 mod run;
 mod supervisor;

@@ -5,6 +5,7 @@
 
 use crate::{
     Outcome,
+    admin::Admin,
     args::{Format, RunArgs},
     configuring::{Reloader, configure},
     control::{self, Control, Ending, Stopper, end_limit},
@@ -12,11 +13,13 @@ use crate::{
 };
 use longsplice_datapath::give_large_blocks_back;
 use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot};
-use longsplice_proxy::{Config, ListenerConfig, Open, Prepared, Workers, inherited::Inherited};
+use longsplice_proxy::{Config, ListenerConfig, Open, Prepared, Workers, config::Places, inherited::Inherited};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
+    future::pending,
     io::{self, IsTerminal},
     iter::from_fn,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -73,6 +76,10 @@ fn check(args: &RunArgs, control: Option<&Path>) -> Outcome {
     }
     println!("nothing is wrong with the configuration ({} listeners)", config.listeners.len());
     Ok(ExitCode::SUCCESS)
+}
+
+fn no_admin(config: &Config, at: SocketAddr, error: &io::Error) -> String {
+    format!("{}cannot listen on {at} for [admin]: {error}", config.places.of(Places::key("admin")))
 }
 
 fn no_control(path: &Path, error: &io::Error) -> String {
@@ -183,6 +190,10 @@ async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &
     // Bind this before the listeners: if the socket is taken, another
     // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| no_control(path, &e))?;
+    let admin = match &config.admin {
+        Some(of) => Some(Admin::bind(of).await.map_err(|e| no_admin(&config, of.listen, &e))?),
+        None => None,
+    };
     for at in inherited.unused(&config) {
         tracing::warn!("no listener has the address {at} of an inherited socket: its clients get no answer");
     }
@@ -211,8 +222,9 @@ async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &
     tracing::info!("control socket {}", path.display());
     supervisor::ready().await;
     tokio::spawn(supervisor::live());
+    let office = Office { control, admin };
     let ending = tokio::select! {
-        () = control.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
+        () = office.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
         ending = signals.until_end(&reloader) => ending,
         stopper = stops.recv() => {
             stoppers.extend(stopper);
@@ -223,16 +235,35 @@ async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &
     // Operators can still inspect flows while they drain.
     let leave = reloader.leaves_flows();
     tokio::select! {
-        () = control.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
+        () = office.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
         () = end(&splicer, &reloader, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
     }
     let tpot = server.tpot();
     drop((server, reloader));
     let closed = close(splicer, leave && !ending.flush).and_then(|()| tpot.as_deref().map_or(Ok(()), close_tpot));
-    drop(control);
+    drop(office);
     stoppers.extend(from_fn(|| stops.try_recv().ok()));
     stoppers.into_iter().for_each(|s| s.tell(&closed));
     Ok(closed.map(|()| ExitCode::SUCCESS)?)
+}
+
+/// Where operators ask.
+struct Office {
+    control: Control,
+    admin: Option<Admin>,
+}
+
+impl Office {
+    /// Answers until dropped.
+    async fn serve(&self, splicer: &Splicer, reloader: &Reloader, stop: &mpsc::UnboundedSender<Stopper>) {
+        let admin = async {
+            match &self.admin {
+                Some(admin) => admin.serve(splicer, &reloader.server).await,
+                None => pending().await,
+            }
+        };
+        tokio::join!(self.control.serve(splicer, reloader, stop), admin);
+    }
 }
 
 /// Ends all flows in the way that `ending` asks for.

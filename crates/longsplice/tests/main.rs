@@ -26,6 +26,7 @@ mod killed;
 mod killed_early;
 mod limits;
 mod login;
+mod metrics;
 mod names;
 mod notices;
 mod own;

@@ -168,6 +168,7 @@ fn what_cannot_be_put_in_force_changes_nothing() {
         ("source", "\"127.0.0.1\""),
         ("splice", "\"if-possible\""),
         ("control", "\"elsewhere\""),
+        ("admin", "{ listen = \"127.0.0.1:1\" }"),
         ("tpot", "{ proxies = \"10.0.0.0/8\", ports = 80 }"),
     ] {
         let why = site.refused(&format!("{key} = {value}\n{denied}"));

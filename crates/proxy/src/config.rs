@@ -4,6 +4,7 @@
 //! docs/configuration.md is the reference of the file, with every table and key, defaults and
 //! examples. A test compares it with the types in this module, so a new key has to be described there.
 
+mod admin;
 mod asking;
 mod cache;
 mod fields;
@@ -41,6 +42,7 @@ use crate::{
     triggers::Trigger,
     users::Users,
 };
+pub use admin::AdminConfig;
 pub use asking::Asking;
 pub use cache::CacheConfig;
 use ftp::Ftp;
@@ -82,6 +84,8 @@ pub struct Config {
     pub tpot: Option<Asking>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
+    /// Where metrics are served; none: nowhere.
+    pub admin: Option<AdminConfig>,
     /// Whether spliced flows continue when the program stops.
     pub leave_flows_on_stop: bool,
     /// Whether each reload judges live connections again.
@@ -107,7 +111,7 @@ impl Places {
     }
 
     /// Returns what stands for a key at the top level.
-    pub(crate) fn key(key: &str) -> String {
+    pub fn key(key: &str) -> String {
         format!("the key {key}")
     }
 

@@ -14,53 +14,18 @@ use std::{
 };
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)*; $($(#[doc = $more:literal])* $kind:ident $other:ident,)*) => {
         /// Live counters.
         #[derive(Debug, Default)]
         pub struct Counters {
-            $($(#[$doc])* pub $name: AtomicU64,)*
+            $($(#[doc = $doc])* pub $name: AtomicU64,)*
         }
 
         /// A snapshot of the counters.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub struct CounterValues {
-            $($(#[$doc])* pub $name: u64,)*
-            /// Connections that exist now.
-            pub live: u64,
-            /// Bytes of memory that the kernel's TCP uses for queues, of all sockets of this machine. 0: unknown.
-            pub tcp_memory: u64,
-            /// Handshakes between hosts that were given up: there were too many, or no answer arrived.
-            pub given_up: u64,
-            /// Clients of plugs with `handshake = "end-to-end"` whose SYN the proxy has answered itself.
-            pub handshakes_left: u64,
-            /// Transparent connections that were forwarded as by a router, because too many were half open.
-            pub untracked: u64,
-            /// Clients of transparent listeners that were reset because the tables had no room for their records.
-            pub unheard: u64,
-            /// Records that were removed from the data path because the kernel had no socket for their connections.
-            pub swept: u64,
-            /// Next hops of spliced connections that were updated after a change in the network.
-            pub path_hops: u64,
-            /// Directions of spliced connections that were moved to another next hop one by one.
-            pub path_flows: u64,
-            /// Directions of spliced connections without a route at the last check.
-            pub path_stranded: u64,
-            /// Conntrack entries that were renewed or created because connections returned to sockets.
-            pub conntrack_renewed: u64,
-            /// Conntrack entries that the kernel refused to renew or create.
-            pub conntrack_failed: u64,
-            /// Connections that took the last known addresses of a name, because a look-up had failed or took too long.
-            pub names_stale: u64,
-            /// Lines of the access log that were lost.
-            pub log_lines_dropped: u64,
-            /// Bytes that taps have written to their files.
-            pub tap_bytes: u64,
-            /// Bytes that passed taps and are known to be missing in the files.
-            pub tap_gap_bytes: u64,
-            /// Bytes of taps that were retransmitted with different contents, or could not be compared.
-            pub tap_doubt_bytes: u64,
-            /// Write errors of tap files; the bytes are missing as well.
-            pub tap_errors: u64,
+            $($(#[doc = $doc])* pub $name: u64,)*
+            $($(#[doc = $more])* pub $other: u64,)*
             /// HTTP caches, all together.
             #[serde(flatten)]
             pub cache: CacheValues,
@@ -72,7 +37,39 @@ macro_rules! counters {
                 CounterValues { $($name: self.$name.load(Relaxed),)* ..CounterValues::default() }
             }
         }
+
+        impl CounterValues {
+            /// Returns all counters with their names and meanings.
+            pub fn metrics(&self) -> Vec<Metric> {
+                let own = [$((Kind::Counter, stringify!($name), concat!($($doc),*), self.$name),)*];
+                let others = [$((Kind::$kind, stringify!($other), concat!($($more),*), self.$other),)*];
+                let all = own.into_iter().chain(others).chain(self.cache.metrics());
+                all.map(|(kind, name, help, value)| Metric { kind, name, help: help.trim_start(), value }).collect()
+            }
+        }
     };
+}
+
+/// How a number changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It grows until the program ends.
+    Counter,
+    /// It is a state.
+    Gauge,
+}
+
+/// A number that is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metric {
+    /// How it changes.
+    pub kind: Kind,
+    /// The name, as `longsplice counters --json` has it.
+    pub name: &'static str,
+    /// What it means.
+    pub help: &'static str,
+    /// The number.
+    pub value: u64,
 }
 
 counters! {
@@ -164,6 +161,43 @@ counters! {
     udp_unreachable,
     /// SOCKS: datagrams for which there was no room, here or in the kernel, or no route.
     udp_dropped,
+    ;
+    /// Connections that exist now.
+    Gauge live,
+    /// Bytes of memory that the kernel's TCP uses for queues, of all sockets of this machine. 0: unknown.
+    Gauge tcp_memory,
+    /// Handshakes between hosts that were given up: there were too many, or no answer arrived.
+    Counter given_up,
+    /// Clients of plugs with `handshake = "end-to-end"` whose SYN the proxy has answered itself.
+    Counter handshakes_left,
+    /// Transparent connections that were forwarded as by a router, because too many were half open.
+    Counter untracked,
+    /// Clients of transparent listeners that were reset because the tables had no room for their records.
+    Counter unheard,
+    /// Records that were removed from the data path because the kernel had no socket for their connections.
+    Counter swept,
+    /// Next hops of spliced connections that were updated after a change in the network.
+    Counter path_hops,
+    /// Directions of spliced connections that were moved to another next hop one by one.
+    Counter path_flows,
+    /// Directions of spliced connections without a route at the last check.
+    Gauge path_stranded,
+    /// Conntrack entries that were renewed or created because connections returned to sockets.
+    Counter conntrack_renewed,
+    /// Conntrack entries that the kernel refused to renew or create.
+    Counter conntrack_failed,
+    /// Connections that took the last known addresses of a name, because a look-up had failed or took too long.
+    Counter names_stale,
+    /// Lines of the access log that were lost.
+    Counter log_lines_dropped,
+    /// Bytes that taps have written to their files.
+    Counter tap_bytes,
+    /// Bytes that passed taps and are known to be missing in the files.
+    Counter tap_gap_bytes,
+    /// Bytes of taps that were retransmitted with different contents, or could not be compared.
+    Counter tap_doubt_bytes,
+    /// Write errors of tap files; the bytes are missing as well.
+    Counter tap_errors,
 }
 
 /// Results of the flows of one listener: connections when it is decided whether they are spliced, HTTP requests at their end.

@@ -54,10 +54,10 @@ pub mod tpot;
 pub mod triggers;
 pub mod users;
 
-pub use config::{CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};
+pub use config::{AdminConfig, CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};
 pub use context::workers::Workers;
 pub use context::{Handler, Purge, Purged, Service};
-pub use counters::{CounterValues, ListenerValues};
+pub use counters::{CounterValues, Kind, ListenerValues, Metric};
 pub use secrets::SecretError;
 pub use server::{Open, Prepared, Server, check::check, reload::Reloaded};
 pub use start_error::StartError;

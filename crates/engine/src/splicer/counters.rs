@@ -13,6 +13,13 @@ impl Splicer {
         self.datapath().map_or(Ok(Vec::new()), |d| d.verdicts())
     }
 
+    /// Returns how many entries the table of flows has, and how many fit into it: a flow takes two. `None` without a data path, or
+    /// if the kernel does not say.
+    pub fn entries(&self) -> Option<(u64, u64)> {
+        let d = self.datapath()?;
+        Some((d.entries().ok()?, 2 * u64::from(d.max_flows())))
+    }
+
     /// Returns the names of the devices to which the data path is attached.
     pub fn devices(&self) -> Vec<String> {
         let Some(d) = self.datapath() else { return Vec::new() };
@@ -47,10 +54,8 @@ impl Splicer {
     /// Returns whether the data path has room for few more flows, less than an eighth: intercepted connections need it. `before`:
     /// what was returned last. If it was true, it takes a quarter for it to be false again.
     pub fn has_little_room(&self, before: bool) -> bool {
-        let Some(d) = self.datapath() else { return false };
-        let all = 2 * u64::from(d.max_flows()); // a flow has two entries
-        let kept = (all / 8).max(ENTRIES_KEPT) * if before { 2 } else { 1 };
-        d.entries().is_ok_and(|entries| entries + kept > all)
+        let kept = |all: u64| (all / 8).max(ENTRIES_KEPT) * if before { 2 } else { 1 };
+        self.entries().is_some_and(|(entries, all)| entries + kept(all) > all)
     }
 
     /// Returns counters of conntrack entries that were kept alive.

@@ -5,6 +5,7 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Places, PlugHandshake, Protocol, Twice, TwiceNamed,
+    admin::RawAdmin,
     asking::RawAsking,
     cache::{RawCache, disagree},
     fields::RawFields,
@@ -85,6 +86,7 @@ pub(super) enum FileKey {
     Peer,
     Tpot,
     Control,
+    Admin,
     SourcePorts,
     Source,
     LeaveFlowsOnStop,
@@ -101,9 +103,7 @@ impl Keys for File {
             FileKey::Connections => self.config.connections = Some(table.next_value::<Count>()?.0),
             FileKey::Log => Table(RawLog { config: self.config.log, file: self.log }) = table.next_value()?,
             FileKey::Splice => self.config.splice = self.fixed("splice", table.next_value()?),
-            FileKey::Devices => {
-                self.config.engine.datapath.devices = names(self.fixed("devices", table.next_value()?));
-            }
+            FileKey::Devices => self.config.engine.datapath.devices = names(self.fixed("devices", table.next_value()?)),
             FileKey::Xdp | FileKey::Peer => {
                 let devices: Spanned<Many<Parsed<Device>>> = table.next_value()?;
                 self.bypass.get_or_insert(devices.span());
@@ -114,6 +114,7 @@ impl Keys for File {
             }
             FileKey::Tpot => self.tpot = Some(table.next_value()?),
             FileKey::Control => self.config.control = Some(self.fixed("control", table.next_value()?)),
+            FileKey::Admin => self.config.admin = Some(self.fixed::<RawAdmin>("admin", table.next_value()?).into()),
             FileKey::SourcePorts => {
                 let OrNumber(PortRange { first, last }) = self.fixed("source_ports", table.next_value()?);
                 self.config.engine.source_ports = first..=last;

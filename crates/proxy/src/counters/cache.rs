@@ -1,14 +1,15 @@
 //! What is counted of HTTP caches.
 
+use super::Kind;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counts {
-    ($($(#[$doc:meta])* $count:ident $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $count:ident $name:ident,)*) => {
         /// Counted events.
         #[derive(Debug, Clone, Copy)]
         pub enum Count {
-            $($(#[$doc])* $count,)*
+            $($(#[doc = $doc])* $count,)*
         }
 
         /// Counters of caches.
@@ -18,7 +19,7 @@ macro_rules! counts {
             pub cache_entries: u64,
             /// Bytes on the disk, including replies that are being stored.
             pub cache_bytes: u64,
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
         }
 
         impl CacheValues {
@@ -26,6 +27,16 @@ macro_rules! counts {
             pub fn new(entries: u64, bytes: u64, counts: &Counts) -> CacheValues {
                 let of = |count: Count| counts[count as usize].load(Relaxed);
                 CacheValues { cache_entries: entries, cache_bytes: bytes, $($name: of(Count::$count),)* }
+            }
+
+            /// Returns all of them: how they change, names, meanings and values.
+            pub(super) fn metrics(&self) -> impl Iterator<Item = (Kind, &'static str, &'static str, u64)> + use<> {
+                [
+                    (Kind::Gauge, "cache_entries", "Replies stored now.", self.cache_entries),
+                    (Kind::Gauge, "cache_bytes", "Bytes on the disk.", self.cache_bytes),
+                    $((Kind::Counter, stringify!($name), concat!($($doc),*), self.$name),)*
+                ]
+                .into_iter()
             }
 
             /// Returns the sum of two caches.

@@ -24,7 +24,8 @@ pub fn check(config: &Config) -> Result<(), StartError> {
 }
 
 fn all(config: &Config) -> Result<(), StartError> {
-    for addr in config.listeners.iter().filter(|l| l.binds()).map(|l| l.listen) {
+    let listeners = config.listeners.iter().filter(|l| l.binds()).map(|l| l.listen);
+    for addr in listeners.chain(config.admin.iter().map(|admin| admin.listen)) {
         is_of_this_machine(addr).map_err(cannot_listen(addr))?;
     }
     AccessLog::check(&config.log).map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;

@@ -182,6 +182,7 @@ impl Server {
             ("source_ports", engine.source_ports == other.source_ports),
             ("source", engine.sources == other.sources),
             ("control", now.control == next.control),
+            ("admin", now.admin == next.admin),
             ("tpot", now.tpot == next.tpot),
         ] {
             if !same {

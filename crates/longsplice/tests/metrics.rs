@@ -1,0 +1,178 @@
+//! `[admin]`: metrics in the format of OpenMetrics, as Prometheus and others get them.
+
+use crate::running::{AT_ONCE, Running, Setting, eventually, listener, round_trip};
+use longsplice_lab::{
+    Family,
+    process::ChildGuard,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const ADMIN: &str = "127.0.0.1:9180";
+
+/// A plug named `front` that splices at once, and `[admin]` with these keys.
+fn setting(admin: &str) -> Setting {
+    let (at, to) = (FORWARDER_TO_CLIENT.port(Family::V4, 7000), SERVER.port(Family::V4, 7000));
+    let plug = listener("plug", &at.to_string(), &format!("name = \"front\"\ntarget = \"{to}\"\n{AT_ONCE}"));
+    let setting = Setting::new(&format!("{plug}[admin]\n{admin}\n"));
+    setting.echo(to);
+    setting
+}
+
+/// A client whose connection through the plug is spliced.
+fn spliced(setting: &Setting, proxy: &Running) -> TcpStream {
+    let at = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
+    let mut client = setting.lab.client.run(|| crate::running::connect(at));
+    proxy.wait_flow("spliced");
+    round_trip(&mut client, &[7; 100_000]);
+    client
+}
+
+fn asking(setting: &Setting, at: SocketAddr) -> TcpStream {
+    let stream = setting.lab.forwarder.run(|| TcpStream::connect_timeout(&at, PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Sends a request and returns what comes until the end of the stream.
+fn ask(setting: &Setting, at: SocketAddr, request: &str) -> String {
+    let mut stream = asking(setting, at);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut got = String::new();
+    // a reset may follow the reply, if there is more than was read
+    match stream.read_to_string(&mut got) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
+        _ => got,
+    }
+}
+
+/// Returns the values by name and labels, as they are written.
+fn metrics(setting: &Setting) -> BTreeMap<String, f64> {
+    let got = ask(setting, ADMIN.parse().unwrap(), "GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n");
+    let (head, text) = got.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", text.len())), "{head}");
+    assert!(text.ends_with("\n# EOF\n"), "{text}");
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{line}")))
+        })
+        .collect()
+}
+
+/// The values are those of `longsplice counters`, and each of them is there.
+#[test]
+#[ignore = "root"]
+fn what_is_counted_is_served() {
+    let setting = setting(&format!("listen = \"{ADMIN}\""));
+    let proxy = setting.start();
+    drop(spliced(&setting, &proxy));
+    proxy.flows_end();
+    // nothing moves, between two looks that are alike
+    let (counters, got) = eventually("values that are alike", || {
+        let (before, got, after) = (proxy.counters(), metrics(&setting), proxy.counters());
+        (before == after).then_some((after, got))
+    });
+    let Value::Object(of_proxy) = &counters["proxy"] else { panic!("{counters}") };
+    assert!(of_proxy.len() > 50, "{of_proxy:?}");
+    for (name, value) in of_proxy {
+        let [gauge, counter] = ["", "_total"].map(|end| got.get(&format!("longsplice_{name}{end}")));
+        assert_eq!(gauge.xor(counter).copied(), value.as_f64(), "{name}");
+    }
+    let Value::Object(verdicts) = &counters["verdicts"] else { panic!("{counters}") };
+    for (name, value) in verdicts {
+        assert_eq!(
+            got.get(&format!("longsplice_verdicts_total{{verdict=\"{name}\"}}")).copied(),
+            value.as_f64(),
+            "{name}"
+        );
+    }
+    for (name, least) in [
+        ("longsplice_accepted_total", 1.0),
+        ("longsplice_listener_spliced_total{listener=\"front\"}", 1.0),
+        ("longsplice_verdicts_total{verdict=\"forwarded\"}", 1.0),
+        ("longsplice_table_room", 2.0),
+        ("longsplice_splices{reason=\"\"}", 1.0),
+        (concat!("longsplice_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}"), 1.0),
+        ("process_resident_memory_bytes", 1e6),
+        ("process_open_fds", 5.0),
+        ("process_max_fds", 5.0),
+        ("process_start_time_seconds", 1.7e9),
+    ] {
+        assert!(got.get(name).is_some_and(|value| *value >= least), "{name}: {:?}", got.get(name));
+    }
+}
+
+/// Prometheus itself reads them.
+#[test]
+#[ignore = "root"]
+fn prometheus_reads_them() {
+    let setting = setting(&format!("listen = \"{ADMIN}\""));
+    let proxy = setting.start();
+    let _client = spliced(&setting, &proxy);
+    let file = setting.dir.path().join("prometheus.yml");
+    let targets =
+        format!("scrape_configs: [{{job_name: x, scrape_interval: 1s, static_configs: [{{targets: ['{ADMIN}']}}]}}]");
+    fs::write(&file, targets).unwrap();
+    let mut prometheus = setting.lab.forwarder.command("prometheus");
+    prometheus.arg(format!("--config.file={}", file.display()));
+    prometheus.arg(format!("--storage.tsdb.path={}", setting.dir.path().join("data").display()));
+    prometheus.arg("--web.listen-address=127.0.0.1:9090");
+    let _prometheus = ChildGuard::spawn(&mut prometheus).unwrap();
+    for (query, want) in [("up", "1"), ("longsplice_accepted_total", "1"), ("longsplice_live", "1")] {
+        let url = format!("http://127.0.0.1:9090/api/v1/query?query={query}");
+        eventually(query, || {
+            let said = setting.lab.forwarder.execute("curl", &["-s", &url]).ok()?;
+            let said: Value = serde_json::from_str(&said).ok()?;
+            (said["data"]["result"][0]["value"][1] == want).then_some(())
+        });
+    }
+}
+
+/// Strangers, clients that say nothing, and what is no request: each gets its answer, and nobody else waits for it.
+#[test]
+#[ignore = "root"]
+fn who_is_answered() {
+    let setting = setting("listen = \"0.0.0.0:9180\"\nallow = [\"127.0.0.1\", \"10.77.2.0/24\"]");
+    let proxy = setting.start();
+    let local = ADMIN.parse().unwrap();
+    let silent: Vec<_> = (0..10).map(|_| asking(&setting, local)).collect();
+    for (request, want) in [
+        ("GET / HTTP/1.1\r\nConnection: close\r\n\r\n", "HTTP/1.1 404 "),
+        ("PUT /metrics HTTP/1.1\r\nConnection: close\r\n\r\n", "HTTP/1.1 405 "),
+        ("GET /metrics HTTP/1.1\r\nContent-Length: 9\r\n\r\n", "HTTP/1.1 413 "),
+        ("\0\r\n\r\n", "HTTP/1.1 400 "),
+    ] {
+        let got = ask(&setting, local, request);
+        assert!(got.starts_with(want), "{request:?}: {got}");
+    }
+    // two requests at once, by a client that keeps its connection
+    let both = "HEAD /metrics HTTP/1.1\r\n\r\nGET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n";
+    let got = ask(&setting, local, both);
+    assert_eq!((got.matches("HTTP/1.1 200 OK").count(), got.matches("# EOF").count()), (2, 1), "{got}");
+    // an address that `allow` does not have
+    let got = setting.lab.client.execute("curl", &["-si", "http://10.77.1.1:9180/metrics"]).unwrap();
+    assert!(got.starts_with("HTTP/1.1 403 ") && !got.contains("longsplice_accepted"), "{got}");
+    drop(silent);
+    let _client = spliced(&setting, &proxy);
+}
+
+#[test]
+#[ignore = "root"]
+fn an_address_that_is_taken_is_named() {
+    let setting = setting(&format!("listen = \"{ADMIN}\""));
+    let _other = setting.lab.forwarder.run(|| std::net::TcpListener::bind(ADMIN)).unwrap();
+    let said = setting.refused();
+    let want = format!("cannot listen on {ADMIN} for [admin]: Address already in use");
+    assert!(said.contains(&want) && said.contains("longsplice.toml:"), "{said}");
+}
