@@ -1,5 +1,6 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
+use crate::which::Which;
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
 use longsplice_proxy::access::{PortRange, Prefix};
@@ -78,6 +79,11 @@ pub enum Command {
     Splice(Flow),
     /// Take a spliced flow back into the program, and copy it from then on.
     Unsplice(Flow),
+    /// End flows with a reset to client and server, and print how many.
+    ///
+    /// Name flows by number, or say which ones are meant: conditions that are given together must all hold. A flow of an earlier
+    /// process is not ended; `longsplice stop --flush` ends those.
+    Kill(KillArgs),
     /// Show counters of packets (verdicts of the data path) and of connections: for each listener, how many were spliced,
     /// and why the others were not.
     Counters(Json),
@@ -442,6 +448,24 @@ pub struct LsArgs {
     /// List only flows in this state: copying, draining, spliced, or released.
     #[arg(long, value_name = "STATE", value_parser = parse_state)]
     pub state: Option<FlowState>,
+
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Arguments of `longsplice kill`.
+#[derive(Debug, clap::Args)]
+pub struct KillArgs {
+    /// Numbers of flows, as `longsplice ls` shows them.
+    #[arg(value_name = "ID", value_parser = parse_flow, conflicts_with = "all")]
+    pub ids: Vec<u64>,
+
+    /// End all flows.
+    #[arg(long)]
+    pub all: bool,
+
+    #[command(flatten)]
+    pub which: Which,
 }
 
 /// Arguments of `longsplice splice` and `longsplice unsplice`.

@@ -2,7 +2,7 @@
 
 use crate::{
     Outcome,
-    args::{PurgeArgs, StopArgs},
+    args::{KillArgs, PurgeArgs, StopArgs},
     control::{Ask, Request, VERSION},
     paths::{self, PATIENCE},
 };
@@ -169,6 +169,31 @@ pub fn purge(control: Option<&Path>, args: &PurgeArgs) -> Outcome {
     }
     println!("removed {removed}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice kill`.
+pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> Outcome {
+    /// Numbers in one request, which has some 20 digits for each.
+    const AT_ONCE: usize = 100;
+    match (ids.is_empty(), which.is_any()) {
+        (true, true) if !all => return Err("name the flows to end: by number, by conditions, or with --all".into()),
+        (false, false) => return Err("name the flows to end by number or by conditions, not by both".into()),
+        _ => {}
+    }
+    let mut client = Client::connect(control)?;
+    let asked: Vec<Option<&[u64]>> = if ids.is_empty() { vec![None] } else { ids.chunks(AT_ONCE).map(Some).collect() };
+    let (mut killed, mut left) = (0, Vec::new());
+    for ids in asked {
+        let answer = client.ask(Ask::Kill { ids: ids.map(Into::into), which: which.clone() })?;
+        killed += answer.get("killed").and_then(Value::as_u64).unwrap_or(0);
+        let rest = answer.get("left").and_then(Value::as_array).into_iter().flatten();
+        left.extend(rest.map(Value::to_string));
+    }
+    println!("killed {killed}");
+    match left.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Err(format!("there is no flow of this process with these numbers: {}", left.join(", ")).into()),
+    }
 }
 
 /// Flow statistics of one listener.

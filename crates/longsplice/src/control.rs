@@ -5,6 +5,9 @@
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
 //! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 flows after ID 7
+//! {"version":1,"ask":"ls","which":{"listener":"front","client":"10.0.0.0/8"}}   flows with all of this (`Which`)
+//! {"version":1,"ask":"kill","ids":[7]}            {"version":1,"killed":1,"left":[]}, and the numbers of those that are not there
+//! {"version":1,"ask":"kill","which":{"user":"ann"}}   {"version":1,"killed":3,"left":[]}; without conditions, all flows
 //! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all details (`FlowDetail`)
 //! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, repeated at least once per
 //! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
@@ -23,7 +26,12 @@
 //! flow; `ls` shows whether the flow was spliced. There is no authentication: the socket has mode 0600, and any process that
 //! can open it can use all requests.
 
-use crate::{args::TRACE_SECONDS_MAX, configuring::Reloader, paths};
+use crate::{
+    args::TRACE_SECONDS_MAX,
+    configuring::Reloader,
+    paths,
+    which::{Chosen, Which},
+};
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
 use longsplice_proxy::{Purge, Purged, Reloaded, Server};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
@@ -101,6 +109,18 @@ pub enum Ask {
         /// Only flows in this state; null: any state.
         #[serde(default)]
         state: Option<FlowState>,
+        /// Only flows with all of this.
+        #[serde(default)]
+        which: Which,
+    },
+    /// End flows with a reset to both hosts.
+    Kill {
+        /// Flow numbers; null: those of `which`.
+        #[serde(default)]
+        ids: Option<Vec<u64>>,
+        /// Only flows with all of this.
+        #[serde(default)]
+        which: Which,
     },
     /// Show all details of one flow.
     Inspect {
@@ -333,10 +353,17 @@ impl Office {
                 return Ok(None);
             }
             let answer = match request(&line) {
-                Ok(Ask::Ls { after, limit, state }) => {
-                    self.list(&mut write, after, limit.unwrap_or(usize::MAX), state).await?;
-                    continue;
-                }
+                Ok(Ask::Ls { after, limit, state, which }) => match which.read() {
+                    Ok(which) => {
+                        self.list(&mut write, after, limit.unwrap_or(usize::MAX), (state, &which)).await?;
+                        continue;
+                    }
+                    Err(why) => error(&why),
+                },
+                Ok(Ask::Kill { ids, which }) => match which.read() {
+                    Ok(which) => self.kill(ids, &which).await,
+                    Err(why) => error(&why),
+                },
                 Ok(Ask::Trace { id, count, seconds }) => {
                     self.trace(&mut write, id, count.unwrap_or(u64::MAX), seconds.min(TRACE_SECONDS_MAX)).await?;
                     continue;
@@ -374,25 +401,44 @@ impl Office {
         write: &mut WriteHalf<'_>,
         mut after: u64,
         mut limit: usize,
-        state: Option<FlowState>,
+        (state, which): (Option<FlowState>, &Chosen),
     ) -> io::Result<()> {
         let mut text = "{\"flows\":[".to_owned();
         let mut first = true;
         while limit > 0 {
-            let page = self.splicer.flows_after(after, PAGE.min(limit), state);
+            let most = if which.is_any() { PAGE.min(limit) } else { PAGE };
+            let page = self.splicer.flows_after(after, most, state);
             let Some(end) = page.last() else { break };
             after = end.id;
-            limit -= page.len();
-            for flow in &page {
+            for flow in page.iter().filter(|flow| which.has(flow)).take(limit) {
                 text.push_str(if first { "" } else { "," });
                 text.push_str(&serde_json::to_string(flow)?);
                 first = false;
+                limit -= 1;
             }
             timeout(SLOWNESS, write.write_all(text.as_bytes())).await??;
             text.clear();
         }
         text.push_str(&format!("],\"version\":{VERSION}}}\n"));
         timeout(SLOWNESS, write.write_all(text.as_bytes())).await?
+    }
+
+    /// Ends flows a page at a time.
+    async fn kill(&self, ids: Option<Vec<u64>>, which: &Chosen) -> Value {
+        let end = |id: &u64| self.splicer.command(*id, Command::Reset);
+        if let Some(ids) = ids {
+            let (killed, left): (Vec<u64>, Vec<u64>) = ids.into_iter().partition(end);
+            return json!({ "version": VERSION, "killed": killed.len(), "left": left });
+        }
+        let (mut after, mut killed) = (0, 0);
+        loop {
+            let page = self.splicer.flows_after(after, PAGE, None);
+            let Some(last) = page.last() else { break };
+            after = last.id;
+            killed += page.iter().filter(|flow| which.has(flow) && end(&flow.id)).count();
+            tokio::task::yield_now().await;
+        }
+        json!({ "version": VERSION, "killed": killed, "left": [] })
     }
 
     /// Writes something at least once a second, so that both sides notice when the other is gone or hangs.
@@ -434,9 +480,12 @@ impl Office {
 
     fn answer(&self, ask: Ask) -> Value {
         match ask {
-            Ask::Ls { .. } | Ask::Trace { .. } | Ask::Purge { .. } | Ask::Reload { .. } | Ask::Stop { .. } => {
-                unreachable!("answered by attend()")
-            }
+            Ask::Ls { .. }
+            | Ask::Kill { .. }
+            | Ask::Trace { .. }
+            | Ask::Purge { .. }
+            | Ask::Reload { .. }
+            | Ask::Stop { .. } => unreachable!("answered by attend()"),
             Ask::Inspect { id } => match self.splicer.inspect(id) {
                 Some(flow) => json!({ "version": VERSION, "flow": flow }),
                 None => no_flow(id),
@@ -510,7 +559,7 @@ mod tests {
 
     #[test]
     fn requests() {
-        let all = Ask::Ls { after: 0, limit: None, state: None };
+        let all = Ask::Ls { after: 0, limit: None, state: None, which: Which::default() };
         assert_eq!(request(b"{\"version\":1,\"ask\":\"ls\"}\n"), Ok(all));
         assert_eq!(request(b"{\"version\":1,\"ask\":\"splice\",\"id\":7}\n"), Ok(Ask::Splice { id: 7 }));
         let stop = Ask::Stop { drain: None, flush: false };
@@ -522,6 +571,7 @@ mod tests {
         for ask in [
             Ask::Counters,
             Ask::Reload { enforce: true },
+            Ask::Kill { ids: Some(vec![7]), which: Which { user: Some("ann".into()), ..Which::default() } },
             Ask::Inspect { id: 7 },
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },

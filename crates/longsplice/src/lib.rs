@@ -21,11 +21,13 @@ mod run;
 mod supervisor;
 mod tpot;
 mod trace;
+mod which;
 
 pub use client::{AskError, Client};
 pub use control::Ask;
 pub use ls::{Row, bytes, flows};
 pub use paths::{netns_inode, pin_folder};
+pub use which::Which;
 
 use args::{Args, Command, RunArgs};
 use clap::Parser;
@@ -43,6 +45,7 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::trace(control, args),
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
+        Command::Kill(args) => client::kill(control, args),
         Command::Counters(json) => client::counters(control, json.json),
         Command::Reload(args) => client::reload(control, args.enforce),
         Command::Purge(args) => client::purge(control, args),

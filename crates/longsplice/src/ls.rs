@@ -5,6 +5,7 @@ use crate::{
     args::LsArgs,
     client::Client,
     control::{Ask, PAGE},
+    which::Which,
 };
 use longsplice_engine::{FlowState, PathFinding};
 use serde::Deserialize;
@@ -54,7 +55,7 @@ pub fn ls(control: Option<&Path>, args: &LsArgs) -> Outcome {
     let mut width = HEAD.map(str::len);
     let mut first = true;
     let mut all = Ok(());
-    pages(&mut client, args.limit.unwrap_or(usize::MAX), args.state, |page| {
+    pages(&mut client, args.limit.unwrap_or(usize::MAX), (args.state, &args.which), |page| {
         all = if args.json {
             let rows = page.iter().map(Value::to_string).collect::<Vec<_>>().join(",");
             write!(out, "{}{rows}", if first { "[" } else { "," })
@@ -79,13 +80,13 @@ pub fn ls(control: Option<&Path>, args: &LsArgs) -> Outcome {
 fn pages(
     client: &mut Client,
     mut limit: usize,
-    state: Option<FlowState>,
+    (state, which): (Option<FlowState>, &Which),
     mut take: impl FnMut(Vec<Value>) -> bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut after = 0;
     while limit > 0 {
         let most = limit.min(PAGE);
-        let mut answer = client.ask(Ask::Ls { after, limit: Some(most), state })?;
+        let mut answer = client.ask(Ask::Ls { after, limit: Some(most), state, which: which.clone() })?;
         let page: Vec<Value> = serde_json::from_value(answer.get_mut("flows").map(Value::take).unwrap_or_default())?;
         let Some(last) = page.last() else { break };
         after = last.get("id").and_then(Value::as_u64).ok_or("a flow without a number")?;
@@ -101,7 +102,7 @@ fn pages(
 /// Fetches all flows from a control socket.
 pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
     let mut all = Vec::new();
-    pages(client, usize::MAX, None, |page| {
+    pages(client, usize::MAX, (None, &Which::default()), |page| {
         all.extend(page);
         true
     })?;

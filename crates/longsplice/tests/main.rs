@@ -4,6 +4,7 @@ mod cache;
 mod capabilities;
 mod cli;
 mod codings;
+mod commanded;
 mod cost;
 mod descriptors;
 mod edge;

@@ -11,7 +11,7 @@ use super::{
     variant::Variant,
     venue::{OURS, Venue},
 };
-use longsplice::Ask;
+use longsplice::{Ask, Which};
 use longsplice_datapath::map_size;
 use longsplice_engine::FlowState;
 use longsplice_lab::{Family, Namespace, process::wait_for, topology};
@@ -152,7 +152,7 @@ fn server(i: usize) -> SocketAddr {
 fn wait_released(venue: &Many) -> Result<()> {
     let mut control = venue.control(OURS)?;
     let mut one = |state| -> Result<Option<String>> {
-        let answer = control.ask(Ask::Ls { after: 0, limit: Some(1), state: Some(state) })?;
+        let answer = control.ask(Ask::Ls { after: 0, limit: Some(1), state: Some(state), which: Which::default() })?;
         Ok(answer.get("flows").and_then(|f| f.get(0)).map(ToString::to_string))
     };
     let mut last = None;

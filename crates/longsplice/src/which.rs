@@ -1,0 +1,88 @@
+//! Which flows a command is about: the options of `longsplice ls` and `longsplice kill`, and what requests say of them.
+
+use longsplice_engine::FlowStatus;
+use longsplice_proxy::access::Prefix;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// Conditions on a flow, all of which have to hold. Those that are missing hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+#[serde(default, deny_unknown_fields)]
+pub struct Which {
+    /// Only flows of the listener with this name.
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+    /// Only flows of this user.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Only flows of clients with this address, or in this prefix, such as 10.0.0.0/8.
+    #[arg(long, value_name = "ADDR", value_parser = prefix)]
+    pub client: Option<String>,
+    /// Only flows to servers with this address, or in this prefix.
+    #[arg(long, value_name = "ADDR", value_parser = prefix)]
+    pub server: Option<String>,
+    /// Only flows to this destination, as the client named it: HOST:PORT, or HOST for any port.
+    #[arg(long, value_name = "TARGET")]
+    pub target: Option<String>,
+    /// Only flows with this refusal, such as `policy` or `path`.
+    #[arg(long, value_name = "REFUSAL")]
+    pub refusal: Option<String>,
+    /// Only flows that are older, in seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub min_age: Option<u64>,
+    /// Only flows with more bytes, of both directions together.
+    #[arg(long, value_name = "BYTES")]
+    pub min_bytes: Option<u64>,
+}
+
+/// Checks a prefix, and leaves it as it was written.
+fn prefix(text: &str) -> Result<String, String> {
+    text.parse::<Prefix>().map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+/// [`Which`] with prefixes that were read.
+pub struct Chosen {
+    which: Which,
+    client: Option<Prefix>,
+    server: Option<Prefix>,
+}
+
+impl Which {
+    /// Returns whether every flow is meant.
+    pub fn is_any(&self) -> bool {
+        *self == Which::default()
+    }
+
+    /// Reads the prefixes. Fails with a message that names the one that is wrong.
+    pub fn read(self) -> Result<Chosen, String> {
+        let read = |text: &Option<String>| {
+            let parse = |text: &String| text.parse::<Prefix>().map_err(|e| format!("{text}: {e}"));
+            text.as_ref().map(parse).transpose()
+        };
+        Ok(Chosen { client: read(&self.client)?, server: read(&self.server)?, which: self })
+    }
+}
+
+impl Chosen {
+    /// Returns whether every flow is meant.
+    pub fn is_any(&self) -> bool {
+        self.which.is_any()
+    }
+
+    /// Returns whether this flow is meant.
+    pub fn has(&self, flow: &FlowStatus) -> bool {
+        let is = |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
+        let lies =
+            |prefix: &Option<Prefix>, ip: IpAddr| prefix.as_ref().is_none_or(|p| p.0.contains(&ip.to_canonical()));
+        let Which { listener, user, target, refusal, min_age, min_bytes, .. } = &self.which;
+        let host = flow.target.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']));
+        is(listener, flow.name.as_deref())
+            && is(user, flow.user.as_deref())
+            && is(refusal, flow.refusal.map(|why| why.as_str()))
+            && (is(target, Some(&flow.target)) || is(target, host))
+            && lies(&self.client, flow.client.ip())
+            && lies(&self.server, flow.server.ip())
+            && min_age.is_none_or(|seconds| flow.age_ms / 1000 >= seconds)
+            && min_bytes.is_none_or(|bytes| flow.bytes_up + flow.bytes_down > bytes)
+    }
+}

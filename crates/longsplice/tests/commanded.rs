@@ -1,0 +1,107 @@
+//! Flows that are listed and ended by conditions: `longsplice ls` and `longsplice kill`.
+
+use crate::running::{AT_ONCE, Running, Setting, connect, eventually, listener, longsplice, round_trip};
+use longsplice_lab::{
+    Family,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use serde_json::Value;
+use std::{
+    io::{ErrorKind, Read},
+    net::TcpStream,
+};
+
+const FRONT: u16 = 7000;
+const BACK: u16 = 7001;
+
+/// Two plugs that splice at once, `front` by IPv4 and `back` by IPv6.
+fn setting() -> Setting {
+    let plug = |name: &str, family: Family, port: u16| {
+        let (at, to) = (FORWARDER_TO_CLIENT.port(family, port), SERVER.port(family, port));
+        listener("plug", &at.to_string(), &format!("name = \"{name}\"\ntarget = \"{to}\"\n{AT_ONCE}"))
+    };
+    let setting = Setting::new(&(plug("front", Family::V4, FRONT) + &plug("back", Family::V6, BACK)));
+    setting.echo(SERVER.port(Family::V4, FRONT));
+    setting.echo(SERVER.port(Family::V6, BACK));
+    setting
+}
+
+/// A client that has exchanged so many bytes.
+fn client(setting: &Setting, (family, port): (Family, u16), bytes: usize) -> TcpStream {
+    let at = FORWARDER_TO_CLIENT.port(family, port);
+    let mut client = setting.lab.client.run(|| connect(at));
+    round_trip(&mut client, &vec![7; bytes]);
+    client
+}
+
+/// The numbers of the flows that `ls` lists with these options.
+fn listed(proxy: &Running, options: &[&str]) -> Vec<u64> {
+    let text = proxy.client(&[&["ls", "--json"], options].concat());
+    let flows: Vec<Value> = serde_json::from_str(&text).unwrap();
+    flows.iter().map(|flow| flow["id"].as_u64().unwrap()).collect()
+}
+
+fn is_reset(mut client: TcpStream) -> bool {
+    matches!(client.read(&mut [0]), Err(error) if error.kind() == ErrorKind::ConnectionReset)
+}
+
+#[test]
+#[ignore = "root"]
+fn flows_are_chosen_by_conditions() {
+    let setting = setting();
+    let proxy = setting.start();
+    let front = [10, 100_000, 10].map(|bytes| client(&setting, (Family::V4, FRONT), bytes));
+    let back = [10, 10].map(|bytes| client(&setting, (Family::V6, BACK), bytes));
+    eventually("all flows", || (listed(&proxy, &[]).len() == 5).then_some(()));
+    let target = SERVER.port(Family::V6, BACK).to_string();
+    let host = SERVER.ip(Family::V4).to_string();
+    for (options, want) in [
+        (&["--listener", "front"][..], 3),
+        (&["--listener", "back"], 2),
+        (&["--listener", "none"], 0),
+        (&["--client", "10.0.0.0/8"], 3),
+        (&["--client", "fd77::/16", "--listener", "front"], 0),
+        (&["--server", &host], 3),
+        (&["--server", "::/0"], 2),
+        (&["--target", &target], 2),
+        (&["--target", &host], 3),
+        (&["--user", "ann"], 0),
+        (&["--refusal", "policy"], 0),
+        (&["--min-bytes", "1000"], 1),
+        (&["--min-age", "3600"], 0),
+        (&["--limit", "1", "--listener", "back"], 1),
+        (&["--state", "spliced", "--listener", "back"], 2),
+    ] {
+        eventually(&format!("{options:?}"), || (listed(&proxy, options).len() == want).then_some(()));
+    }
+    let [large] = listed(&proxy, &["--min-bytes", "1000"])[..] else { panic!("one is large") };
+    assert_eq!(proxy.client(&["kill", &large.to_string()]), "killed 1\n");
+    let [mut one, two, mut three] = front;
+    assert!(is_reset(two), "the one that was named");
+    eventually("its end", || (listed(&proxy, &[]).len() == 4).then_some(()));
+    [&mut one, &mut three].into_iter().for_each(|client| round_trip(client, b"alive"));
+    assert_eq!(proxy.client(&["kill", "--listener", "back", "--client", "fd77::/16"]), "killed 2\n");
+    assert!(back.into_iter().all(is_reset));
+    [&mut one, &mut three].into_iter().for_each(|client| round_trip(client, b"alive"));
+    assert_eq!(proxy.client(&["kill", "--all"]), "killed 2\n");
+    assert!([one, three].into_iter().all(is_reset));
+    proxy.flows_end();
+    assert_eq!(proxy.client(&["kill", "--all"]), "killed 0\n");
+    let missing = proxy.client_error(&["kill", &large.to_string()]);
+    assert!(missing.contains(&format!("no flow of this process with these numbers: {large}")), "{missing}");
+}
+
+#[test]
+fn what_is_meant_has_to_be_said() {
+    for (arguments, want) in [
+        (&["kill"][..], "by number, by conditions, or with --all"),
+        (&["kill", "7", "--user", "ann"], "not by both"),
+        (&["kill", "--client", "10.0.0.1/8"], "invalid value '10.0.0.1/8'"),
+        (&["ls", "--server", "x"], "invalid value 'x'"),
+        (&["kill", "0x7"], "invalid value '0x7'"),
+    ] {
+        let out = longsplice(arguments);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(!out.status.success() && said.contains(want), "{arguments:?}: {said}");
+    }
+}
