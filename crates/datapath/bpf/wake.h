@@ -3,10 +3,8 @@
 #ifndef LONGSPLICE_WAKE_H
 #define LONGSPLICE_WAKE_H
 
+#include "record.h"
 #include "fast.h"
-#include "path.h"
-#include "table.h"
-#include "verdict.h"
 
 /* Wake up both records, of which one at least sleeps. Returns ADMITTED, or what becomes of the segment. A global function, so
  * that the verifier checks it once. */
