@@ -62,6 +62,7 @@ impl Admin {
         let mut clients = JoinSet::new();
         loop {
             let slot = slots.clone().acquire_owned().await.expect("it is never closed");
+            while clients.try_join_next().is_some() {}
             let (stream, client) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
@@ -70,23 +71,26 @@ impl Admin {
                     continue;
                 }
             };
-            while clients.try_join_next().is_some() {}
-            let (splicer, server, is_allowed) = (splicer.clone(), server.clone(), self.config.allows(client.ip()));
+            // A stranger gets no answer: one who says nothing must not take a place for a while.
+            if !self.config.allows(client.ip()) {
+                tracing::debug!(%client, "a client that `allow` in [admin] does not name is disconnected");
+                continue;
+            }
+            let (splicer, server) = (splicer.clone(), server.clone());
             clients.spawn(async move {
                 // Errors are ignored: the client has gone, or was disconnected.
-                let _ = attend(stream, is_allowed, &splicer, &server).await;
+                let _ = attend(stream, &splicer, &server).await;
                 drop(slot);
             });
         }
     }
 }
 
-async fn attend(mut stream: TcpStream, is_allowed: bool, splicer: &Splicer, server: &Arc<Server>) -> io::Result<()> {
+async fn attend(mut stream: TcpStream, splicer: &Splicer, server: &Arc<Server>) -> io::Result<()> {
     let mut read = Vec::new();
     while let Some(request) = next(&mut stream, &mut read).await? {
         read.drain(..request.length);
         let (status, text, head_only) = match request.asked {
-            _ if !is_allowed => ("403 Forbidden", "`allow` in [admin] does not name this address\n".to_owned(), false),
             Asked::Wrong(status) => (status, "see /metrics\n".to_owned(), false),
             Asked::Metrics { head_only } => {
                 let (splicer, server) = (splicer.clone(), server.clone());
@@ -97,8 +101,7 @@ async fn attend(mut stream: TcpStream, is_allowed: bool, splicer: &Splicer, serv
             }
         };
         let media = if status == "200 OK" { metrics::MEDIA_TYPE } else { "text/plain; charset=utf-8" };
-        let keeps_open = request.keeps_open && is_allowed;
-        let more = if keeps_open { "" } else { "Connection: close\r\n" };
+        let more = if request.keeps_open { "" } else { "Connection: close\r\n" };
         let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
         let length = text.len();
         let mut reply =
@@ -107,7 +110,7 @@ async fn attend(mut stream: TcpStream, is_allowed: bool, splicer: &Splicer, serv
             reply.push_str(&text);
         }
         timeout(SLOWNESS, stream.write_all(reply.as_bytes())).await??;
-        if !keeps_open {
+        if !request.keeps_open {
             break;
         }
     }

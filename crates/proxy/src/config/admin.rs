@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub struct AdminConfig {
     /// Listening address.
     pub listen: SocketAddr,
-    /// Clients that are answered; others are refused.
+    /// Clients that are answered; others are disconnected.
     pub allow: Vec<Prefix>,
 }
 
