@@ -367,6 +367,11 @@ impl Scenario {
         toml::from_str(text).unwrap_or_else(|e| panic!("{e}"))
     }
 
+    /// Whether the answer to a duplicate may overtake a host's last acknowledgement.
+    fn overtakes(&self) -> bool {
+        self.expect.how == Ended::Closed && self.impair.values().any(|i| i.reorder > 0.0)
+    }
+
     fn shape(&self) -> Shape {
         if self.one_armed { Shape::OneArmed } else { Shape::TwoDevices }
     }
