@@ -184,7 +184,8 @@ pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> 
     let asked: Vec<Option<&[u64]>> = if ids.is_empty() { vec![None] } else { ids.chunks(AT_ONCE).map(Some).collect() };
     let (mut killed, mut left) = (0, Vec::new());
     for ids in asked {
-        let answer = client.ask(Ask::Kill { ids: ids.map(Into::into), which: which.clone() })?;
+        let which = ids.is_none().then(|| which.clone());
+        let answer = client.ask(Ask::Kill { ids: ids.map(Into::into), which })?;
         killed += answer.get("killed").and_then(Value::as_u64).unwrap_or(0);
         let rest = answer.get("left").and_then(Value::as_array).into_iter().flatten();
         left.extend(rest.map(Value::to_string));

@@ -7,7 +7,7 @@
 //! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 flows after ID 7
 //! {"version":1,"ask":"ls","which":{"listener":"front","client":"10.0.0.0/8"}}   flows with all of this (`Which`)
 //! {"version":1,"ask":"kill","ids":[7]}            {"version":1,"killed":1,"left":[]}, and the numbers of those that are not there
-//! {"version":1,"ask":"kill","which":{"user":"ann"}}   {"version":1,"killed":3,"left":[]}; without conditions, all flows
+//! {"version":1,"ask":"kill","which":{"user":"ann"}}   {"version":1,"killed":3,"left":[]}; `{}` is all flows
 //! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all details (`FlowDetail`)
 //! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, repeated at least once per
 //! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
@@ -118,9 +118,9 @@ pub enum Ask {
         /// Flow numbers; null: those of `which`.
         #[serde(default)]
         ids: Option<Vec<u64>>,
-        /// Only flows with all of this.
+        /// Flows with all of this; null: those of `ids`. One of the two is needed: a misspelt one must not end all flows.
         #[serde(default)]
-        which: Which,
+        which: Option<Which>,
     },
     /// Show all details of one flow.
     Inspect {
@@ -360,10 +360,12 @@ impl Office {
                     }
                     Err(why) => error(&why),
                 },
-                Ok(Ask::Kill { ids, which }) => match which.read() {
-                    Ok(which) => self.kill(ids, &which).await,
+                Ok(Ask::Kill { ids: Some(ids), which: None }) => self.kill(ids),
+                Ok(Ask::Kill { ids: None, which: Some(which) }) => match which.read() {
+                    Ok(which) => self.kill_chosen(&which).await,
                     Err(why) => error(&why),
                 },
+                Ok(Ask::Kill { .. }) => error("\"kill\" needs \"ids\" or \"which\", and not both"),
                 Ok(Ask::Trace { id, count, seconds }) => {
                     self.trace(&mut write, id, count.unwrap_or(u64::MAX), seconds.min(TRACE_SECONDS_MAX)).await?;
                     continue;
@@ -423,19 +425,24 @@ impl Office {
         timeout(SLOWNESS, write.write_all(text.as_bytes())).await?
     }
 
+    /// Ends a flow. Returns false if this process has none with this number.
+    fn end(&self, id: u64) -> bool {
+        self.splicer.command(id, Command::Reset)
+    }
+
+    fn kill(&self, ids: Vec<u64>) -> Value {
+        let (killed, left): (Vec<u64>, Vec<u64>) = ids.into_iter().partition(|id| self.end(*id));
+        json!({ "version": VERSION, "killed": killed.len(), "left": left })
+    }
+
     /// Ends flows a page at a time.
-    async fn kill(&self, ids: Option<Vec<u64>>, which: &Chosen) -> Value {
-        let end = |id: &u64| self.splicer.command(*id, Command::Reset);
-        if let Some(ids) = ids {
-            let (killed, left): (Vec<u64>, Vec<u64>) = ids.into_iter().partition(end);
-            return json!({ "version": VERSION, "killed": killed.len(), "left": left });
-        }
+    async fn kill_chosen(&self, which: &Chosen) -> Value {
         let (mut after, mut killed) = (0, 0);
         loop {
             let page = self.splicer.flows_after(after, PAGE, None);
             let Some(last) = page.last() else { break };
             after = last.id;
-            killed += page.iter().filter(|flow| which.has(flow) && end(&flow.id)).count();
+            killed += page.iter().filter(|flow| which.has(flow) && self.end(flow.id)).count();
             tokio::task::yield_now().await;
         }
         json!({ "version": VERSION, "killed": killed, "left": [] })
@@ -571,7 +578,8 @@ mod tests {
         for ask in [
             Ask::Counters,
             Ask::Reload { enforce: true },
-            Ask::Kill { ids: Some(vec![7]), which: Which { user: Some("ann".into()), ..Which::default() } },
+            Ask::Kill { ids: Some(vec![7]), which: None },
+            Ask::Kill { ids: None, which: Some(Which { user: Some("ann".into()), ..Which::default() }) },
             Ask::Inspect { id: 7 },
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },

@@ -1,11 +1,11 @@
 //! Flows that are listed and ended by conditions: `longsplice ls` and `longsplice kill`.
 
-use crate::running::{AT_ONCE, Running, Setting, connect, eventually, listener, longsplice, round_trip};
+use crate::running::{AT_ONCE, Control, Running, Setting, connect, eventually, listener, longsplice, round_trip};
 use longsplice_lab::{
     Family,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     io::{ErrorKind, Read},
     net::TcpStream,
@@ -82,6 +82,17 @@ fn flows_are_chosen_by_conditions() {
     [&mut one, &mut three].into_iter().for_each(|client| round_trip(client, b"alive"));
     assert_eq!(proxy.client(&["kill", "--listener", "back", "--client", "fd77::/16"]), "killed 2\n");
     assert!(back.into_iter().all(is_reset));
+    [&mut one, &mut three].into_iter().for_each(|client| round_trip(client, b"alive"));
+    // a script's typo ends nothing
+    let mut control = Control::of(&proxy);
+    for wrong in
+        [json!({}), json!({ "wich": {} }), json!({ "which": { "usr": "ann" } }), json!({ "ids": [1], "which": {} })]
+    {
+        let mut request = json!({ "version": 1, "ask": "kill" });
+        request.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
+        control.send(&format!("{request}\n"));
+        assert!(control.answer()["error"].is_string(), "{request}");
+    }
     [&mut one, &mut three].into_iter().for_each(|client| round_trip(client, b"alive"));
     assert_eq!(proxy.client(&["kill", "--all"]), "killed 2\n");
     assert!([one, three].into_iter().all(is_reset));
