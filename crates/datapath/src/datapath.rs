@@ -315,6 +315,12 @@ impl Datapath {
         }
     }
 
+    /// Leaves everything pinned and attached to another process, which may open it from now on. The tables can still be read, and what
+    /// belongs to connections of this process be removed from them.
+    pub fn let_go(&self) {
+        drop(self.attachment().take());
+    }
+
     /// Detaches from all devices and removes the maps. No flow survives this.
     pub fn remove(&self) -> io::Result<()> {
         self.attachment().take().map_or(Ok(()), Attachment::remove)

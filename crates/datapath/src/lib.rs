@@ -98,7 +98,7 @@ pub use opening::flush::flush;
 pub use opening::options::Options;
 pub use requirements::{OLDEST, has_raw_sockets, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
-pub use sockets::diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed};
+pub use sockets::diag::{Claim, SocketState, Sockets, TcpInfo, is_claimed, is_held};
 pub use sockets::name::name_of;
 pub use sockets::socket::{
     Agreed, PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, agreed, clamp_window, closes_mutely,

@@ -107,6 +107,7 @@ pub(crate) struct Adopting {
 impl Adopting {
     /// Begins to watch the connections of those legs that the data path does not know. Call it in a runtime.
     pub fn begin<'a>(engine: &Arc<Engine>, legs: impl Iterator<Item = &'a Leg>) -> Result<Adopting, Refusal> {
+        engine.refusal().map_or(Ok(()), Err)?;
         let d = engine.datapath().ok_or(Refusal::Failed)?;
         let mut attempts = Vec::new();
         for leg in legs.filter(|leg| leg.lacks_record()) {
@@ -132,6 +133,7 @@ impl Adopting {
     /// Completes the records. Nobody may read or write the sockets during the call. Returns false if it has to be tried again,
     /// after [`Adopting::ready`].
     pub fn complete<'a>(&mut self, engine: &Engine, legs: impl Iterator<Item = &'a mut Leg>) -> Result<bool, Refusal> {
+        engine.refusal().map_or(Ok(()), Err)?;
         let d = engine.datapath().ok_or(Refusal::Failed)?;
         if self.failed {
             return Err(Refusal::Kernel);

@@ -36,7 +36,7 @@ use std::{
     io,
     ops::Bound,
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::Sender,
     },
@@ -76,6 +76,20 @@ pub(crate) struct Engine {
     pub announcer: Arc<Announcer>,
     stopping: AtomicBool,
     stop: watch::Sender<Stop>,
+    /// How far the data path is handed over. A switch that begins holds it for reading.
+    pub leaving: RwLock<Leaving>,
+    /// The keeper's thread has not ended.
+    pub keeps: AtomicBool,
+}
+
+/// How far the data path is handed over to another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    No,
+    /// No splice begins.
+    Soon,
+    /// It is the other's. Of its tables, this process only touches what belongs to its own connections.
+    Gone,
 }
 
 impl Engine {
@@ -104,7 +118,14 @@ impl Engine {
             announcer: Arc::default(),
             stopping: AtomicBool::new(false),
             stop: watch::Sender::new(Stop::Go),
+            leaving: RwLock::new(Leaving::No),
+            keeps: AtomicBool::new(false),
         }
+    }
+
+    /// Returns how far the data path is handed over.
+    pub fn leaving(&self) -> Leaving {
+        *self.leaving.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn datapath(&self) -> Option<&Datapath> {
@@ -113,7 +134,10 @@ impl Engine {
 
     /// Returns why no flow can be spliced, or `None` if there is a data path.
     pub fn refusal(&self) -> Option<Refusal> {
-        self.datapath.is_none().then_some(self.refusal)
+        match self.leaving() {
+            _ if self.datapath.is_none() => Some(self.refusal),
+            leaving => (leaving == Leaving::Gone).then_some(Refusal::HandedOver),
+        }
     }
 
     /// Returns why a flow of these legs can never be spliced, as far as this is known before an attempt.
@@ -298,7 +322,7 @@ impl Engine {
     /// Tells all flows to end now, unless they were told how to end before.
     pub fn stop_unless_stopped(&self) {
         self.stop.send_if_modified(|stop| {
-            let goes = *stop == Stop::Go;
+            let goes = !stop.ends_tasks();
             if goes {
                 *stop = Stop::Reset;
             }
@@ -321,7 +345,7 @@ impl Engine {
     /// Resets what is still forwarded and removes the data path, unless flows were left to the kernel.
     pub fn remove(&self) -> io::Result<()> {
         match &self.datapath {
-            Some(d) if *self.stop.borrow() != Stop::Leave => {
+            Some(d) if *self.stop.borrow() != Stop::Leave && self.leaving() != Leaving::Gone => {
                 let resets = d.reset_all_forwarded();
                 if resets.reset + resets.failed > 0 {
                     tracing::info!("{resets}");

@@ -74,6 +74,7 @@ pub use refusal::{Refusal, Tally};
 pub use splicer::early::Permit;
 pub use splicer::end_to_end::EndToEndListener;
 pub use splicer::inspect::{FlowDetail, TraceError, TracedSegment};
+pub use splicer::leaving::HandedOver;
 pub use splicer::listener::{BoundSocket, Listener};
 pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]

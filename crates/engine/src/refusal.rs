@@ -46,6 +46,8 @@ refusals! {
     Pins = "pins",
     /// Another process owns the data path of this network namespace.
     OtherProcess = "other-process",
+    /// Another process has taken the data path over from this one, which only ends what it has.
+    HandedOver = "handed-over",
     /// Pinned tables of another version hold flows.
     OtherVersion = "other-version",
     /// A device that was named cannot be used.

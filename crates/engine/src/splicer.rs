@@ -6,6 +6,7 @@ mod counters;
 pub(crate) mod early;
 pub(crate) mod end_to_end;
 pub(crate) mod inspect;
+pub(crate) mod leaving;
 pub(crate) mod listener;
 mod ticker;
 
@@ -15,7 +16,7 @@ use crate::{
     copying::relay::Relay,
     core::{Action, Progress},
     engine::{
-        Engine,
+        Engine, Leaving,
         events::{FlowEventKind, FlowEvents},
         flow::{Flow, Stop},
         ports::Ports,
@@ -33,7 +34,7 @@ use std::{
     io, iter,
     net::{IpAddr, SocketAddr},
     ops::{Bound, RangeInclusive},
-    sync::{Arc, Mutex, mpsc::channel},
+    sync::{Arc, Mutex, atomic::Ordering, mpsc::channel},
     time::{Duration, Instant},
 };
 use tokio::{runtime::Handle, sync::oneshot};
@@ -111,6 +112,15 @@ impl Drop for Owner {
     }
 }
 
+/// Tells when the keeper's thread has ended.
+struct KeeperEnds<'a>(&'a Engine);
+
+impl Drop for KeeperEnds<'_> {
+    fn drop(&mut self) {
+        self.0.keeps.store(false, Ordering::Release);
+    }
+}
+
 impl Splicer {
     /// Loads the data path and starts the engine's threads. On error, use [`Splicer::copying`].
     pub fn open(options: &OpenOptions) -> Result<Splicer, OpenError> {
@@ -122,7 +132,9 @@ impl Splicer {
         engine.datapath().map_or(Ok(()), |d| paths::follow(&engine, d))?;
         // the thread holds the engine until it is told to stop
         let (of_keeper, (tell, told)) = (engine.clone(), channel());
+        engine.keeps.store(true, Ordering::Relaxed);
         let keep = move || {
+            let _ended = KeeperEnds(&of_keeper);
             let listening = of_keeper.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
             drop(tell);
             if let Some(Ok(mut events)) = listening {
@@ -169,10 +181,10 @@ impl Splicer {
         &self.owner.handshakes
     }
 
-    /// Returns the data path. For the engine and the tests of this workspace.
+    /// Returns the data path, unless it was handed over. For the engine and the tests of this workspace.
     #[doc(hidden)]
     pub fn datapath(&self) -> Option<&Datapath> {
-        self.engine().datapath()
+        self.engine().datapath().filter(|_| self.engine().leaving() != Leaving::Gone)
     }
 
     /// Returns why no flow can be spliced, or `None` if there is a data path.
@@ -349,9 +361,10 @@ impl Splicer {
             return;
         }
         let (shimmed, known) = (leg.at.shimmed, leg.is_tracked());
-        let connection = leg.connection(self.datapath());
+        let d = self.engine().datapath();
+        let connection = leg.connection(d);
         drop(leg);
-        let Some(d) = self.datapath().filter(|_| known) else { return };
+        let Some(d) = d.filter(|_| known) else { return };
         if shimmed {
             self.engine().lingering.add(connection, None);
         } else {
@@ -362,7 +375,7 @@ impl Splicer {
     /// Waits until all flows were told to end ([`Splicer::stop`]). Work with legs outside of flows has to end then, too.
     pub async fn stopped(&self) {
         // it cannot fail: the sender is in `self`
-        let _ = self.engine().stop_signal().wait_for(|s| *s != Stop::Go).await;
+        let _ = self.engine().stop_signal().wait_for(|s| s.ends_tasks()).await;
     }
 
     /// Waits until all flows of this process have ended and their sockets

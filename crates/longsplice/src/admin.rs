@@ -4,7 +4,13 @@
 use crate::metrics;
 use longsplice_engine::Splicer;
 use longsplice_proxy::{AdminConfig, Server};
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::TcpListener as StdListener,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -54,6 +60,16 @@ impl Admin {
     /// Listens.
     pub async fn bind(config: &AdminConfig) -> io::Result<Admin> {
         Ok(Admin { listener: TcpListener::bind(config.listen).await?, config: config.clone() })
+    }
+
+    /// Listens at a socket of an earlier process.
+    pub fn at(config: &AdminConfig, socket: StdListener) -> io::Result<Admin> {
+        Ok(Admin { listener: TcpListener::from_std(socket)?, config: config.clone() })
+    }
+
+    /// Returns another descriptor of the socket.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
     }
 
     /// Answers requests until dropped.

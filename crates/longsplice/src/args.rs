@@ -93,6 +93,14 @@ pub enum Command {
     /// goes on as before, and the exit status is 1. Connections go on with the rules and the policy with which they began;
     /// docs/operating.md says what can change. `longsplice check` with the options of the proxy says before whether it would start.
     Reload(ReloadArgs),
+    /// Let another program take the running proxy's place: after an update, or with a configuration that needs a restart.
+    ///
+    /// The running process starts the new one with its own arguments. The new one checks configuration and machine, and takes over
+    /// the listening sockets with the clients that wait there, the control socket, and all spliced connections. No client is
+    /// refused. If anything fails before that, the running process goes on as if nothing had happened, and the exit status is 1.
+    /// Other connections stay with the old process, which ends after the last of them, or after `--hand-over-limit`.
+    /// docs/operating.md says what is kept.
+    Upgrade(UpgradeArgs),
     /// Remove replies from the caches of the running proxy, and print how many.
     ///
     /// Whatever the configuration says of PURGE. All replies of the URL are removed, for every pool and every client; those
@@ -230,6 +238,14 @@ pub struct RunArgs {
     /// disk. No file grows beyond 16 GiB. The files may contain passwords, so only their owner can read them.
     #[arg(long, value_name = "DIR")]
     pub tap: Option<PathBuf>,
+
+    /// After `longsplice upgrade`, end connections that this process still has after so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub hand_over_limit: u64,
+
+    /// Take everything over from the process that has started this one, which standard input leads to (`longsplice upgrade`).
+    #[arg(long, hide = true)]
+    pub take_over: bool,
 
     /// Maximum number of tracked flows. Tables for that many are allocated at the start.
     #[arg(
@@ -534,6 +550,18 @@ pub struct ReloadArgs {
     /// the configuration file does this for every reload.
     #[arg(long)]
     pub enforce: bool,
+}
+
+/// Arguments of `longsplice upgrade`.
+#[derive(Debug, clap::Args)]
+pub struct UpgradeArgs {
+    /// Start this program [default: the file from which the running process was started].
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
+
+    /// Give up if a step takes longer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub limit: u32,
 }
 
 /// Arguments of `longsplice stop`.

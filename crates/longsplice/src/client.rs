@@ -2,8 +2,9 @@
 
 use crate::{
     Outcome,
-    args::{KillArgs, PurgeArgs, StopArgs},
+    args::{KillArgs, PurgeArgs, StopArgs, UpgradeArgs},
     control::{Ask, Request, VERSION},
+    handing::successor::Upgraded,
     paths::{self, PATIENCE},
 };
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use std::{
     error::Error,
     io::{self, BufRead, BufReader, Write},
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -152,6 +153,23 @@ pub fn reload(control: Option<&Path>, enforce: bool) -> Outcome {
     if let Some(reset) = answer.get("reset").and_then(Value::as_u64).filter(|reset| enforce || *reset > 0) {
         println!("reset {reset}");
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice upgrade`.
+pub fn upgrade(control: Option<&Path>, UpgradeArgs { binary, limit }: &UpgradeArgs) -> Outcome {
+    /// Time allowed beyond what the process needs.
+    const BEYOND: u64 = 10;
+    // the process may be in another directory
+    let binary = binary.as_ref().map(path::absolute).transpose()?;
+    let mut client = Client::connect(control)?;
+    let answer = client.ask(Ask::Upgrade { binary, limit: *limit })?;
+    let within = answer.get("within").and_then(Value::as_u64).unwrap_or(0).saturating_add(BEYOND);
+    client.stream.get_mut().set_read_timeout(Some(Duration::from_secs(within)))?;
+    let Upgraded { process, program, listeners, left, stay } = Upgraded::deserialize(client.answer()?)?;
+    println!("process {process} serves now, longsplice {program}");
+    listeners.iter().for_each(|name| println!("handed over {name}"));
+    println!("spliced, and handed over: {left}\nstay with the old process: {stay}");
     Ok(ExitCode::SUCCESS)
 }
 

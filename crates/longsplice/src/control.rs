@@ -18,6 +18,8 @@
 //! replies that caches have, some thousand files at a time; again with this `after`, until it is null
 //! {"version":1,"ask":"reload","enforce":true}   {"version":1,"reloaded":true,"added":["NAME"],"moved":[],"removed":[],"reset":0},
 //! the names of listeners, and the number of connections that were reset; or an error, and nothing has changed
+//! {"version":1,"ask":"upgrade","binary":null,"limit":60}   {"version":1,"upgrading":true,"within":250}, the most seconds until the
+//! next answer; then {"version":1,"process":4711,"program":"0.1.0","listeners":["NAME"],"left":7,"stay":3} (`Upgraded`), or an error
 //! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
 //! seconds until the flows have ended; then, when detached, {"version":1,"stopped":true} or an error; then end of stream
 //! when the process exits
@@ -29,6 +31,7 @@
 use crate::{
     args::TRACE_SECONDS_MAX,
     configuring::Reloader,
+    handing::successor::Asked,
     paths,
     which::{Chosen, Which},
 };
@@ -41,9 +44,9 @@ use std::{
     fs, io,
     net::Shutdown,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
-        unix::net::UnixListener as StdListener,
+        unix::net::{UnixListener as StdListener, UnixStream as StdStream},
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
@@ -55,6 +58,7 @@ use tokio::{
     sync::{
         Semaphore,
         mpsc::{self, error::TrySendError},
+        oneshot,
     },
     time::timeout,
 };
@@ -166,6 +170,14 @@ pub enum Ask {
         #[serde(default)]
         enforce: bool,
     },
+    /// Let another program take over.
+    Upgrade {
+        /// Its path; null: the file from which this process was started.
+        #[serde(default)]
+        binary: Option<PathBuf>,
+        /// Seconds that each step may take.
+        limit: u32,
+    },
     /// Shut the proxy down.
     Stop {
         /// Seconds to wait for flows to end by themselves; null: end them now.
@@ -213,7 +225,17 @@ pub struct Control {
     listener: UnixListener,
     slots: Arc<Semaphore>,
     spare: Spare,
-    _file: SocketFile,
+    /// `None`: it belongs to an earlier process.
+    file: Option<SocketFile>,
+}
+
+/// Whom to tell of requests that concern the whole program.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    /// Requests to shut down.
+    pub stop: mpsc::UnboundedSender<Stopper>,
+    /// Requests to be replaced.
+    pub upgrade: mpsc::UnboundedSender<Asked>,
 }
 
 /// A descriptor in reserve, for accepting a client when no other is available. When that client leaves, its own descriptor
@@ -252,14 +274,38 @@ impl Control {
         listen(&fd, Backlog::new(CLIENTS as i32)?)?;
         fs::rename(&file.0, path)?;
         path.clone_into(&mut file.0);
-        let spare = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        let listener = UnixListener::from_std(StdListener::from(fd))?;
-        let (slots, spare) = (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Mutex::new(Some(spare))));
-        Ok(Control { listener, slots, spare, _file: file })
+        Control::new(StdListener::from(fd), Some(file))
     }
 
-    /// Answers requests until dropped. Requests to shut down are sent to `stop`.
-    pub async fn serve(&self, splicer: &Splicer, reloader: &Reloader, stop: &mpsc::UnboundedSender<Stopper>) {
+    /// Listens at the socket of an earlier process, to which the file belongs.
+    pub fn at(socket: StdListener) -> io::Result<Control> {
+        Control::new(socket, None)
+    }
+
+    fn new(socket: StdListener, file: Option<SocketFile>) -> io::Result<Control> {
+        let spare = StdStream::pair()?.0.into();
+        let listener = UnixListener::from_std(socket)?;
+        let (slots, spare) = (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Mutex::new(Some(spare))));
+        Ok(Control { listener, slots, spare, file })
+    }
+
+    /// Makes the file this process's, if it was that of an earlier one.
+    pub fn take_file(&mut self, path: &Path) {
+        self.file.get_or_insert_with(|| SocketFile(path.to_owned()));
+    }
+
+    /// Leaves the file to another process.
+    pub fn leave_file(&mut self) {
+        self.file.take().into_iter().for_each(std::mem::forget);
+    }
+
+    /// Returns another descriptor of the socket.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
+    /// Answers requests until dropped. Those that concern the whole program are sent on.
+    pub async fn serve(&self, splicer: &Splicer, reloader: &Reloader, orders: &Orders) {
         loop {
             let Ok((mut stream, _)) = self.listener.accept().await else {
                 // Out of descriptors. Use the one in reserve: an operator who looks for the cause must still get in.
@@ -269,16 +315,16 @@ impl Control {
                 continue;
             };
             let (server, reloader) = (reloader.server.clone(), reloader.clone());
-            let office = Office { splicer: splicer.clone(), server, reloader };
+            let (spare, orders) = (self.spare.clone(), orders.clone());
+            let office = Office { splicer: splicer.clone(), server, reloader, orders };
             // Without a free slot the stream is closed at once, and the
             // client sees the end of the stream instead of an answer.
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
-                let (spare, stop) = (self.spare.clone(), stop.clone());
                 tokio::spawn(async move {
                     // Errors are ignored: the client has gone or was disconnected.
                     if let Ok(Some(ending)) = office.attend(&mut stream).await {
                         // Fails only if the program is already ending.
-                        let _ = stop.send(Stopper { ending, stream });
+                        let _ = office.orders.stop.send(Stopper { ending, stream });
                     } else if let Ok(stream) = stream.into_std() {
                         let _ = stream.shutdown(Shutdown::Both);
                         lock(&spare).get_or_insert(stream.into());
@@ -339,6 +385,7 @@ struct Office {
     splicer: Splicer,
     server: Arc<Server>,
     reloader: Reloader,
+    orders: Orders,
 }
 
 impl Office {
@@ -384,6 +431,13 @@ impl Office {
                     }),
                     Err(why) => error(&why),
                 },
+                Ok(Ask::Upgrade { binary, limit }) => {
+                    // the program does not end before this is written
+                    let (_writes, written) = oneshot::channel();
+                    let answer = self.upgrade(&mut write, binary, (limit, written)).await?;
+                    timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await??;
+                    continue;
+                }
                 Ok(Ask::Purge { url, below, after }) => self.purge(Purge { url, below, after }).await,
                 Ok(ask) => self.answer(ask),
                 Err(why) => error(&why),
@@ -492,6 +546,7 @@ impl Office {
             | Ask::Trace { .. }
             | Ask::Purge { .. }
             | Ask::Reload { .. }
+            | Ask::Upgrade { .. }
             | Ask::Stop { .. } => unreachable!("answered by attend()"),
             Ask::Inspect { id } => match self.splicer.inspect(id) {
                 Some(flow) => json!({ "version": VERSION, "flow": flow }),
@@ -501,6 +556,34 @@ impl Office {
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
         }
+    }
+
+    /// Has another program take over. Returns the last answer.
+    async fn upgrade(
+        &self,
+        write: &mut WriteHalf<'_>,
+        binary: Option<PathBuf>,
+        (limit, written): (u32, oneshot::Receiver<()>),
+    ) -> io::Result<Value> {
+        // to prepare and to serve, for the new program and, if that fails too late, for this one again
+        let within = u64::from(limit) * 4 + end_limit(self.server.counters().live).as_secs() * 2;
+        let begun = json!({ "version": VERSION, "upgrading": true, "within": within });
+        let (answer, answered) = oneshot::channel();
+        let asked = Asked { binary, limit: Duration::from_secs(limit.into()), answer, written };
+        // if the program is ending, nobody answers
+        let _ = self.orders.upgrade.send(asked);
+        timeout(SLOWNESS, write.write_all(format!("{begun}\n").as_bytes())).await??;
+        Ok(match answered.await {
+            Ok(Ok(upgraded)) => {
+                let mut answer = json!({ "version": VERSION });
+                if let (Value::Object(all), Value::Object(said)) = (&mut answer, serde_json::to_value(upgraded)?) {
+                    all.extend(said);
+                }
+                answer
+            }
+            Ok(Err(why)) => error(&why),
+            Err(_) => error("the program ends, or was replaced meanwhile"),
+        })
     }
 
     async fn purge(&self, what: Purge) -> Value {
@@ -578,6 +661,7 @@ mod tests {
         for ask in [
             Ask::Counters,
             Ask::Reload { enforce: true },
+            Ask::Upgrade { binary: Some("/usr/bin/longsplice".into()), limit: 60 },
             Ask::Kill { ids: Some(vec![7]), which: None },
             Ask::Kill { ids: None, which: Some(Which { user: Some("ann".into()), ..Which::default() }) },
             Ask::Inspect { id: 7 },

@@ -69,6 +69,12 @@ struct Report {
     checks: Vec<Check>,
 }
 
+/// Loads and attaches the programs as doctor does. Fails if the kernel does not take them.
+pub fn attach_for_trial() -> Result<(), String> {
+    let Check { state, found, .. } = attach::attach();
+    if state == CheckResult::Missing { Err(found) } else { Ok(()) }
+}
+
 /// `longsplice doctor`.
 pub fn doctor(args: &DoctorArgs) -> Outcome {
     let mut checks = facts::all(args.config.is_some());

@@ -11,6 +11,7 @@ mod configuring;
 mod control;
 mod doctor;
 mod farm;
+mod handing;
 mod inspect;
 mod ls;
 mod man;
@@ -48,6 +49,7 @@ pub fn main() -> ExitCode {
         Command::Kill(args) => client::kill(control, args),
         Command::Counters(json) => client::counters(control, json.json),
         Command::Reload(args) => client::reload(control, args.enforce),
+        Command::Upgrade(args) => client::upgrade(control, args),
         Command::Purge(args) => client::purge(control, args),
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),

@@ -8,21 +8,32 @@ use crate::{
     admin::Admin,
     args::{Format, RunArgs},
     configuring::{Reloader, configure},
-    control::{self, Control, Ending, Stopper, end_limit},
-    doctor, memory, paths, supervisor,
+    control::{self, Control, Ending, Orders, Stopper, end_limit},
+    doctor,
+    handing::{
+        Of,
+        heir::{Heir, Offered},
+        successor::{Asked, ITSELF, Predecessor, Prepared, Sockets, Upgraded},
+    },
+    memory, paths, supervisor,
 };
 use longsplice_datapath::give_large_blocks_back;
 use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot};
-use longsplice_proxy::{Config, ListenerConfig, Open, Prepared, Workers, config::Places, inherited::Inherited};
+use longsplice_proxy::{
+    AdminConfig, Config, ListenerConfig, Open, Prepared as Opened, Workers, config::Places, inherited::Inherited,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
+    env,
     future::pending,
     io::{self, IsTerminal},
     iter::from_fn,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
+    pin::pin,
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -41,16 +52,37 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     if args.check {
         return check(args, control);
     }
-    let inherited = supervisor::inherited()?;
+    if !args.take_over {
+        return begin(args, control, (supervisor::inherited()?, None));
+    }
+    let (heir, mut offered) = Heir::begin()?;
+    let heir = Arc::new(heir);
+    let inherited = offered.inherited()?;
+    let outcome = begin(args, control, (inherited, Some((heir.clone(), offered))));
+    outcome.as_ref().err().into_iter().for_each(|why| heir.refuse(&why.to_string()));
+    outcome
+}
+
+/// What another process hands over to this one.
+type Taken = Option<(Arc<Heir>, Offered)>;
+
+fn begin(args: &RunArgs, control: Option<&Path>, (inherited, taken): (Inherited, Taken)) -> Outcome {
     let config = configure(args)?;
     raise_descriptor_limit();
     let path = control_path(&config, control)?;
     let workers = Workers::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(serve(args, (config, inherited), &path, &workers));
+    let outcome = runtime.block_on(serve(args, (config, inherited, taken), &path, &workers));
     // a thread that waits for a disk would be waited for
     runtime.shutdown_background();
     outcome
+}
+
+/// Returns the file from which the program was started, or where it was if there may be another one by now.
+fn binary() -> PathBuf {
+    let binary = env::current_exe().unwrap_or_else(|_| ITSELF.into());
+    let was = binary.to_str().and_then(|binary| binary.strip_suffix(" (deleted)")).map(PathBuf::from);
+    was.unwrap_or(binary)
 }
 
 fn control_path(config: &Config, control: Option<&Path>) -> io::Result<PathBuf> {
@@ -183,22 +215,32 @@ fn announce_devices(splicer: &Splicer) {
     }
 }
 
-async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &Path, workers: &Workers) -> Outcome {
+async fn serve(
+    args: &RunArgs,
+    (config, inherited, taken): (Config, Inherited, Taken),
+    path: &Path,
+    workers: &Workers,
+) -> Outcome {
     // Signals come first: one that arrives during the start must shut the proxy down cleanly, too.
     let mut signals = Signals::new()?;
     let leave = config.leave_flows_on_stop;
+    let (heir, offered) = taken.map_or((None, Offered::default()), |(heir, offered)| (Some(heir), offered));
     // Bind this before the listeners: if the socket is taken, another
     // process runs, and clients meant for it must not reach us.
-    let control = Control::bind(path).map_err(|e| no_control(path, &e))?;
+    let mut control = match offered.control.filter(|_| heir.as_ref().is_some_and(|heir| heir.has_control(path))) {
+        Some(socket) => Control::at(socket),
+        None => Control::bind(path),
+    }
+    .map_err(|e| no_control(path, &e))?;
     let admin = match &config.admin {
-        Some(of) => Some(Admin::bind(of).await.map_err(|e| no_admin(&config, of.listen, &e))?),
+        Some(of) => Some(admin(of, offered.admin).await.map_err(|e| no_admin(&config, of.listen, &e))?),
         None => None,
     };
     for at in inherited.unused(&config) {
         tracing::warn!("no listener has the address {at} of an inherited socket: its clients get no answer");
     }
     // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
-    let preparing = spawn_blocking(move || Prepared::with(config, &SERVICES, inherited));
+    let preparing = spawn_blocking(move || Opened::with(config, &SERVICES, inherited));
     let prepared = tokio::select! {
         prepared = preparing => prepared.map_err(io::Error::other)??,
         name = signals.until_told() => {
@@ -206,7 +248,24 @@ async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let splicer = open(args, prepared.config())?;
+    if let Some(heir) = heir.clone() {
+        let splices = !args.copy_only;
+        let taking = spawn_blocking(move || take_over(&heir, splices));
+        tokio::select! {
+            taken = taking => taken.map_err(io::Error::other)??,
+            name = signals.until_told() => return Err(format!("{name}, before anything was handed over").into()),
+        }
+        control.take_file(path);
+    }
+    let splicer = match open(args, prepared.config()) {
+        Err(why) if heir.is_some() => {
+            tracing::error!(
+                "connections are copied, not spliced, because there is no other process to serve them: {why}"
+            );
+            Splicer::copying_from(prepared.config().engine.sources.clone(), Refusal::Failed)
+        }
+        opened => opened?,
+    };
     let server = match prepared.start(workers, splicer.clone()).await {
         Ok(server) => Arc::new(server),
         Err(e) => {
@@ -217,25 +276,64 @@ async fn serve(args: &RunArgs, (config, inherited): (Config, Inherited), path: &
     };
     let reloader = Reloader::new(args, server.clone(), leave);
     let (stop, mut stops) = mpsc::unbounded_channel();
+    let (upgrade, mut upgrades) = mpsc::unbounded_channel();
+    let orders = Orders { stop, upgrade };
     let mut stoppers = Vec::new();
     // Scripts wait for this line: everything is ready now.
     tracing::info!("control socket {}", path.display());
+    heir.into_iter().for_each(|heir| heir.serves());
     supervisor::ready().await;
-    tokio::spawn(supervisor::live());
+    let live = tokio::spawn(supervisor::live());
     let office = Office { control, admin };
-    let ending = tokio::select! {
-        () = office.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
-        ending = signals.until_end(&reloader) => ending,
-        stopper = stops.recv() => {
-            stoppers.extend(stopper);
-            stoppers[0].ending
+    let predecessor =
+        Predecessor { binary: binary(), control: path.to_owned(), splicer: splicer.clone(), server: server.clone() };
+    let ending = {
+        let mut serving = pin!(office.serve(&splicer, &reloader, &orders));
+        loop {
+            let asked = tokio::select! {
+                () = &mut serving => unreachable!("it serves until dropped"),
+                ending = signals.until_end(&reloader) => break Ok(ending),
+                stopper = stops.recv() => {
+                    stoppers.extend(stopper);
+                    break Ok(stoppers[0].ending);
+                }
+                Some(asked) = upgrades.recv() => asked,
+            };
+            let prepared = tokio::select! {
+                () = &mut serving => unreachable!("it serves until dropped"),
+                prepared = office.prepare(&predecessor, &asked) => prepared,
+            };
+            match prepared {
+                Ok(prepared) => break Err((prepared, asked)),
+                Err(why) => {
+                    let why = format!("everything stays as it is: {why}");
+                    tracing::error!("cannot upgrade: {why}");
+                    asked.tell(Err(why)).await;
+                }
+            }
         }
     };
+    let ending = match ending {
+        Ok(ending) => ending,
+        Err((prepared, asked)) => {
+            // From here on, others answer.
+            office.leave();
+            let served = replace(&predecessor, prepared, asked).await;
+            live.abort();
+            drop((predecessor, upgrades)); // others who have asked are too late
+            served?;
+            let ending = Ending { drain: Some(Duration::from_secs(args.hand_over_limit)), flush: false };
+            end(&splicer, &reloader, ending, false, (&mut signals, &mut stops, &mut stoppers)).await;
+            drop((server, reloader));
+            return Ok(close(splicer, false).map(|()| ExitCode::SUCCESS)?);
+        }
+    };
+    drop(predecessor);
     supervisor::stopping().await;
     // Operators can still inspect flows while they drain.
     let leave = reloader.leaves_flows();
     tokio::select! {
-        () = office.serve(&splicer, &reloader, &stop) => unreachable!("it serves until dropped"),
+        () = office.serve(&splicer, &reloader, &orders) => unreachable!("it serves until dropped"),
         () = end(&splicer, &reloader, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
     }
     let tpot = server.tpot();
@@ -255,15 +353,69 @@ struct Office {
 
 impl Office {
     /// Answers until dropped.
-    async fn serve(&self, splicer: &Splicer, reloader: &Reloader, stop: &mpsc::UnboundedSender<Stopper>) {
+    async fn serve(&self, splicer: &Splicer, reloader: &Reloader, orders: &Orders) {
         let admin = async {
             match &self.admin {
                 Some(admin) => admin.serve(splicer, &reloader.server).await,
                 None => pending().await,
             }
         };
-        tokio::join!(self.control.serve(splicer, reloader, stop), admin);
+        tokio::join!(self.control.serve(splicer, reloader, orders), admin);
     }
+
+    /// Starts another process that is to take over.
+    async fn prepare(&self, predecessor: &Predecessor, asked: &Asked) -> Result<Prepared, String> {
+        let mut others = vec![self.control.socket().map(|socket| (Of::Control, socket))];
+        others.extend(self.admin.iter().map(|admin| admin.socket().map(|socket| (Of::Admin, socket))));
+        let sockets = others.into_iter().collect::<io::Result<_>>();
+        let sockets = sockets.and_then(|others| Sockets::of(&predecessor.server, others)).map_err(|e| e.to_string())?;
+        predecessor.prepare(sockets, asked).await
+    }
+
+    /// Leaves all of it to another process.
+    fn leave(mut self) {
+        self.control.leave_file();
+    }
+}
+
+/// Hands everything over, and says what came of it. Fails if no process serves then.
+async fn replace(predecessor: &Predecessor, prepared: Prepared, asked: Asked) -> Result<(), String> {
+    let upgraded = predecessor.finish(prepared).await;
+    let successor = upgraded.as_ref().map_or_else(|failed| failed.restarted, |upgraded| Some(upgraded.process));
+    if let Some(process) = successor {
+        supervisor::replaced_by(process).await;
+    }
+    match &upgraded {
+        Ok(Upgraded { process, stay, .. }) => {
+            tracing::info!("process {process} serves now; {stay} connections stay here until they end");
+        }
+        Err(failed) => tracing::error!("cannot upgrade: {failed}"),
+    }
+    let upgraded = upgraded.map_err(|failed| failed.to_string());
+    let lost = upgraded.as_ref().err().filter(|_| successor.is_none()).cloned();
+    asked.tell(upgraded).await;
+    lost.map_or(Ok(()), Err)
+}
+
+/// Listens for those who ask for metrics, at the socket of an earlier process if it has the address.
+async fn admin(of: &AdminConfig, offered: Option<TcpListener>) -> io::Result<Admin> {
+    let is_it = |socket: &TcpListener| {
+        let at = socket.local_addr();
+        at.is_ok_and(|at| at.ip() == of.listen.ip() && [at.port(), 0].contains(&of.listen.port()))
+    };
+    match offered.filter(is_it) {
+        Some(socket) => Admin::at(of, socket),
+        None => Admin::bind(of).await,
+    }
+}
+
+/// Checks the machine, and waits until the process that hands over has let go.
+fn take_over(heir: &Heir, splices: bool) -> Result<(), String> {
+    if splices && heir.splices() {
+        heir.check_tables()?;
+        doctor::attach_for_trial().map_err(|why| format!("this program cannot splice here: {why}"))?;
+    }
+    heir.prepared()
 }
 
 /// Ends all flows in the way that `ending` asks for.

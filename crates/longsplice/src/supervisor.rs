@@ -31,6 +31,11 @@ pub async fn ready() {
     tell(NotifyState::Ready).await;
 }
 
+/// Says that another process is the one to watch.
+pub async fn replaced_by(process: u32) {
+    tell(NotifyState::MainPid(process)).await;
+}
+
 /// Says that the program ends.
 pub async fn stopping() {
     tell(NotifyState::Stopping).await;

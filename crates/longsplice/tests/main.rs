@@ -55,5 +55,6 @@ mod tpot_programs;
 mod tpot_router;
 mod transparent;
 mod triggers;
+mod upgrade;
 mod upgrades;
 mod urgent;

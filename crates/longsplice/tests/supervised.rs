@@ -109,6 +109,23 @@ fn clients_wait_while_no_process_accepts() {
     proxy.wait();
 }
 
+/// Another program that takes over is the one to watch, and has the socket, too.
+#[test]
+fn the_supervisor_hears_of_an_upgrade() {
+    let supervisor = Supervisor::new(TcpListener::bind("127.0.0.1:0").unwrap());
+    let (at, echo) = (supervisor.address(), loopback_echo());
+    let arguments = ["--copy-only", "--plug", &format!("{at}={echo}")];
+    let mut proxy = Running::start(supervisor.command(Command::new("bash")), None, &arguments, &[]);
+    let said = proxy.client(&["upgrade"]);
+    let number = said.strip_prefix("process ").and_then(|rest| rest.split_once(' ')).expect("a number").0;
+    supervisor.hears(&format!("MAINPID={number}"));
+    supervisor.hears("WATCHDOG=1");
+    assert!(proxy.wait().success());
+    round_trip(&mut connect(at), b"hello");
+    proxy.client(&["stop"]);
+    supervisor.hears("STOPPING=1");
+}
+
 /// The connections of both processes are spliced, and those that came between them, too.
 #[test]
 #[ignore = "root"]

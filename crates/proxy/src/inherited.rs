@@ -1,34 +1,78 @@
-//! Listening sockets that this process was started with (socket activation). Whoever started it keeps them, too: clients that come
-//! while no process accepts wait in their queues.
+//! Listening sockets that this process did not open. Whoever started it keeps those of a supervisor, too (socket activation): clients
+//! that come while no process accepts wait in their queues. Those that an earlier process hands over become this one's.
 
 use crate::config::{Config, ListenerConfig};
 use longsplice_engine::BoundSocket;
 use std::{
     io,
     net::{SocketAddr, TcpListener},
+    sync::{Mutex, PoisonError},
 };
 
-/// The sockets, by their addresses. They stay open as long as the program runs: a reload may need one that was not needed before.
+/// The sockets.
 #[derive(Debug, Default)]
-pub struct Inherited(Vec<(SocketAddr, TcpListener)>);
+pub struct Inherited {
+    /// By their addresses. They stay open as long as the program runs: a reload may need one that was not needed before.
+    kept: Vec<(SocketAddr, TcpListener)>,
+    /// Each until a listener takes it, or all have what they need.
+    handed: Mutex<Vec<Handed>>,
+}
+
+/// A socket of the listener with this name.
+#[derive(Debug)]
+struct Handed {
+    name: String,
+    at: SocketAddr,
+    socket: TcpListener,
+}
+
+impl Handed {
+    /// Whether a listener has its address, or the same name and no port of its own.
+    fn is_for(&self, listener: &ListenerConfig) -> bool {
+        let (asked, name) = (listener.listen, &*listener.name);
+        self.at == asked || (asked.port() == 0 && self.at.ip() == asked.ip() && self.name == name)
+    }
+}
 
 impl Inherited {
-    /// Errors are those of getsockname(2).
+    /// Takes those of a supervisor. Errors are those of getsockname(2).
     pub fn new(sockets: Vec<TcpListener>) -> io::Result<Inherited> {
-        sockets.into_iter().map(|socket| Ok((socket.local_addr()?, socket))).collect::<io::Result<_>>().map(Inherited)
+        let kept = sockets.into_iter().map(|socket| Ok((socket.local_addr()?, socket))).collect::<io::Result<_>>()?;
+        Ok(Inherited { kept, ..Inherited::default() })
     }
 
-    /// Returns the addresses at which no listener of the configuration listens.
+    /// Takes those of an earlier process as well, with the names of their listeners. Errors are those of getsockname(2).
+    pub fn with(self, sockets: Vec<(String, TcpListener)>) -> io::Result<Inherited> {
+        let handed = |(name, socket): (String, TcpListener)| Ok(Handed { name, at: socket.local_addr()?, socket });
+        let handed = sockets.into_iter().map(handed).collect::<io::Result<_>>()?;
+        Ok(Inherited { handed: Mutex::new(handed), ..self })
+    }
+
+    /// Returns the addresses of a supervisor's sockets at which no listener of the configuration listens.
     pub fn unused(&self, config: &Config) -> Vec<SocketAddr> {
         let is_used = |at: &SocketAddr| config.listeners.iter().any(|l| l.binds() && l.listen == *at);
-        self.0.iter().map(|(at, _)| *at).filter(|at| !is_used(at)).collect()
+        self.kept.iter().map(|(at, _)| *at).filter(|at| !is_used(at)).collect()
+    }
+
+    /// Returns other descriptors of the supervisor's sockets.
+    pub(crate) fn kept(&self) -> io::Result<Vec<TcpListener>> {
+        self.kept.iter().map(|(_, socket)| socket.try_clone()).collect()
+    }
+
+    /// Closes what an earlier process has handed over and no listener needs: new clients are refused there.
+    pub(crate) fn close_unneeded(&self) {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Returns the socket of a listener: one that was inherited, or a new one. Errors are those of [`BoundSocket::bind`] and
     /// [`BoundSocket::from_listener`].
     pub(crate) fn bind(&self, listener: &ListenerConfig) -> io::Result<BoundSocket> {
-        match self.0.iter().find(|(at, _)| *at == listener.listen) {
-            Some((_, socket)) => BoundSocket::from_listener(socket.try_clone()?),
+        if let Some((_, socket)) = self.kept.iter().find(|(at, _)| *at == listener.listen) {
+            return BoundSocket::from_listener(socket.try_clone()?);
+        }
+        let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        match handed.iter().position(|handed| handed.is_for(listener)) {
+            Some(n) => BoundSocket::from_listener(handed.swap_remove(n).socket),
             None => BoundSocket::bind(listener.listen),
         }
     }
@@ -38,18 +82,42 @@ impl Inherited {
 mod tests {
     use super::*;
 
+    fn config(at: &str) -> Config {
+        let mut config = Config::default();
+        config.add_args(&[at], &[], &[], &[]).unwrap();
+        config
+    }
+
     #[test]
     fn a_listener_has_the_socket_of_its_address() {
         let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = theirs.local_addr().unwrap();
         let inherited = Inherited::new(vec![theirs]).unwrap();
-        let mut config = Config::default();
-        config.add_args(&[at.to_string()], &[], &[], &[]).unwrap();
-        assert_eq!(inherited.unused(&config), []);
-        assert!(inherited.bind(&config.listeners[0]).is_ok(), "it could not be bound again");
-        let mut other = Config::default();
-        other.add_args(&["127.0.0.1:0"], &[], &[], &[]).unwrap();
-        assert_eq!(inherited.unused(&other), [at]);
-        assert!(Inherited::default().bind(&config.listeners[0]).is_err(), "the address is in use");
+        let config_of = config(&at.to_string());
+        assert_eq!(inherited.unused(&config_of), []);
+        assert!(inherited.bind(&config_of.listeners[0]).is_ok(), "it could not be bound again");
+        assert_eq!(inherited.unused(&config("127.0.0.1:0")), [at]);
+        assert!(Inherited::default().bind(&config_of.listeners[0]).is_err(), "the address is in use");
+    }
+
+    /// One without a port of its own has another one after each start, and goes by its name.
+    #[test]
+    fn what_is_handed_over_has_one_owner() {
+        let handed = |name: &str, theirs: &TcpListener| {
+            let sockets = vec![(name.to_owned(), theirs.try_clone().unwrap())];
+            Inherited::default().with(sockets).unwrap()
+        };
+        let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = theirs.local_addr().unwrap();
+        let (by_address, by_name) = (config(&at.to_string()), config("127.0.0.1:0"));
+        let (by_address, by_name) = (&by_address.listeners[0], &by_name.listeners[0]);
+        let inherited = handed("any", &theirs);
+        assert!(inherited.bind(by_address).is_ok());
+        assert!(inherited.bind(by_address).is_err(), "it is taken");
+        assert!(handed(&by_name.name, &theirs).handed.lock().unwrap()[0].is_for(by_name));
+        assert!(!handed("another", &theirs).handed.lock().unwrap()[0].is_for(by_name));
+        let inherited = handed("any", &theirs);
+        inherited.close_unneeded();
+        assert!(inherited.bind(by_address).is_err(), "it is closed");
     }
 }

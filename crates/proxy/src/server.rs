@@ -33,7 +33,7 @@ use longsplice_engine::{BoundSocket, Splicer, Tpot};
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -172,6 +172,7 @@ impl Prepared {
         server.keep_tunnels();
         let mut state = lock(&server.state);
         server.tend(&mut state);
+        server.inherited.close_unneeded();
         state.doors.iter_mut().for_each(Door::accept);
         drop(state);
         Ok(server)
@@ -257,6 +258,25 @@ impl Server {
     pub fn stop_accepting(&self) {
         self.stop.send_replace(true);
         lock(&self.state).doors.iter().for_each(Door::stop_accepting);
+    }
+
+    /// Stops accepting like [`Server::stop_accepting`], and waits until no client is accepted any more.
+    pub async fn leave_doors(&self) {
+        self.stop.send_replace(true);
+        let tasks: Vec<_> = lock(&self.state).doors.iter_mut().flat_map(Door::leave).collect();
+        for task in tasks {
+            let _ = task.await; // it has ended, or its runtime has
+        }
+    }
+
+    /// Returns other descriptors of the listening sockets, with the names of their listeners. Those without a name are a supervisor's.
+    pub fn sockets(&self) -> io::Result<Vec<(Option<String>, TcpListener)>> {
+        let mut all: Vec<_> = self.inherited.kept()?.into_iter().map(|socket| (None, socket)).collect();
+        for door in &lock(&self.state).doors {
+            let name = || Some(door.fronts.now().listener.name.to_string());
+            all.extend(door.socket()?.map(|socket| (name(), socket)));
+        }
+        Ok(all)
     }
 
     /// Returns translucent proxying, if the configuration needs it. Close it after the engine: the last segments need their tunnels.

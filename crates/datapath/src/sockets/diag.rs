@@ -115,6 +115,11 @@ pub fn is_claimed(t: &Tuple) -> bool {
     socket_state(t).is_some()
 }
 
+/// Returns whether a process holds the socket of this connection. If the kernel does not answer, none does.
+pub fn is_held(t: &Tuple) -> bool {
+    socket_state(t).is_some_and(|socket| socket.is_held)
+}
+
 /// Destroys the socket of a connection if it is closing and no process holds it.
 /// Returns false if there is no such socket. The other host may be informed.
 pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {

@@ -58,7 +58,7 @@ async fn order(rx: &mut mpsc::UnboundedReceiver<Order>) -> Order {
 }
 
 async fn stopped(rx: &mut watch::Receiver<Stop>) -> Stop {
-    let told = rx.wait_for(|s| *s != Stop::Go).await.map(|s| *s);
+    let told = rx.wait_for(|s| s.ends_tasks()).await.map(|s| *s);
     match told {
         Ok(s) => s,
         Err(_) => pending().await,

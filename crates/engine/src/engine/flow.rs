@@ -46,6 +46,15 @@ pub(crate) enum Stop {
     Reset,
     /// End now, but leave spliced flows to the kernel.
     Leave,
+    /// Leave spliced flows to the kernel. The others go on.
+    HandOver,
+}
+
+impl Stop {
+    /// Whether flows end that are not spliced.
+    pub fn ends_tasks(self) -> bool {
+        matches!(self, Stop::Reset | Stop::Leave)
+    }
 }
 
 /// A leg when a new connection took its place.
@@ -327,6 +336,12 @@ pub(crate) struct ForwardedFlow {
 impl ForwardedFlow {
     pub fn new(parked: Pair<Parked>, core: Core, purpose: Purpose, origin: Pair<u64>) -> ForwardedFlow {
         ForwardedFlow { parked, core, purpose, sockets: Sockets::Parked { origin }, due: monotonic() }
+    }
+
+    /// Returns whether the flow needs this process: because it will take it back by itself, or reads what passes.
+    pub fn needs_us(&self, flow: &Flow) -> bool {
+        let is_needed = self.core.message_from().is_some() || flow.policy.trigger.is_some();
+        self.sockets.released().is_none() && (is_needed || self.parked.iter().any(Parked::is_tapped))
     }
 
     /// Returns whether the flow must be looked at before the keeper wakes up by itself.

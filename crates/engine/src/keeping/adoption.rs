@@ -13,7 +13,7 @@ use crate::{
     types::{EndReason, FlowState},
 };
 use longsplice_datapath::{
-    Claim, Connection, Datapath, IdleEntry, LegFlags, OpenError, Pair, PathFlags, PathView, Sockets, Tuple,
+    Claim, Connection, Datapath, IdleEntry, LegFlags, OpenError, Pair, PathFlags, PathView, Sockets, Tuple, is_held,
 };
 use std::{
     cmp::Reverse,
@@ -46,6 +46,11 @@ impl Dead {
     fn now(entry: IdleEntry) -> Dead {
         let now = Instant::now();
         Dead { entry, since: now, next: now, pause: LOOK, told: false, warned: false }
+    }
+
+    /// A connection whose process lives. Its entries are removed once its socket is gone; until then, its host hears nothing of us.
+    fn foreign(entry: IdleEntry) -> Dead {
+        Dead { told: true, ..Dead::now(entry) }
     }
 
     /// Sends a reset to the host. It is repeated, because a route may be missing now, and a reset may be lost.
@@ -98,7 +103,14 @@ pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenErro
     let mut adoption = Adoption { idle, ..Adoption::default() };
     let with_records = legs.iter().filter_map(|(t, _)| Some((*t, d.path(t)?)));
     for (t, path) in with_records.chain(d.stopped_paths()) {
-        if !adoption.known.contains(&t) {
+        if adoption.known.contains(&t) {
+            continue;
+        }
+        // a process that has handed the data path over goes on with this connection
+        if path.flags & PathFlags::SPLICED == 0 && is_held(&t) {
+            adoption.known.insert(t);
+            adoption.foreign.push(Dead::foreign(d.idle_entry(&t)));
+        } else {
             let other = other_of(d, &t, &path);
             adoption.known.extend([Some(t), other].into_iter().flatten());
             adoption.take(engine, d, t, other);
@@ -108,7 +120,9 @@ pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenErro
     let ((tell, told), weak) = (channel::<()>(), Arc::downgrade(engine));
     let work = move || {
         let Some(engine) = weak.upgrade() else { return };
-        let dead = adoption.take_forwarded(&engine);
+        let foreign = mem::take(&mut adoption.foreign);
+        let dead = adoption.take_forwarded(&engine).into_iter().map(Dead::now);
+        let dead = dead.chain(foreign).collect();
         drop((engine, tell));
         watch(&weak, dead, idle);
     };
@@ -130,6 +144,8 @@ struct Adoption {
     over: Vec<(Duration, Pair<Connection>)>,
     lingers: usize,
     dead: Vec<Tuple>,
+    /// Legs of a process that lives.
+    foreign: Vec<Dead>,
 }
 
 impl Adoption {
@@ -226,8 +242,7 @@ fn clear_half(engine: &Engine, d: &Datapath, [a, b]: [Connection; 2]) {
     }
 }
 
-fn watch(weak: &Weak<Engine>, dead: Vec<IdleEntry>, idle: Duration) {
-    let mut dead: Vec<_> = dead.into_iter().map(Dead::now).collect();
+fn watch(weak: &Weak<Engine>, mut dead: Vec<Dead>, idle: Duration) {
     let mut sockets = Sockets::open().ok();
     while let Some(engine) = weak.upgrade() {
         let (Some(d), false) = (engine.datapath(), engine.is_closing()) else { return };
@@ -297,7 +312,7 @@ impl Engine {
         let how = match stop {
             Stop::Go => return,
             Stop::Reset => EndReason::Stopped,
-            Stop::Leave => EndReason::Left,
+            Stop::Leave | Stop::HandOver => EndReason::Left,
         };
         let Some(d) = self.datapath() else { return };
         for mut orphan in mem::take(&mut *lock(&self.orphans)).into_values() {

@@ -199,7 +199,7 @@ impl Keeper {
         // whatever the reason: a flow may be handed over only after the others were told to stop
         let event = match stop {
             Stop::Go => kept.see(d, &flow, why),
-            stop => Event::Stop { leave: stop == Stop::Leave },
+            stop => Event::Stop { leave: stop != Stop::Reset },
         };
         let ends = kept.ends_seen(&event);
         let mut action = kept.on(&flow, event);

@@ -49,6 +49,10 @@ impl Parked {
         })
     }
 
+    pub fn is_tapped(&self) -> bool {
+        self.tap.is_some()
+    }
+
     /// Closes the socket without sending anything to the host: a parked socket is in repair mode.
     pub fn close_silently(&mut self) {
         self.socket = None;

@@ -166,6 +166,8 @@ pub(crate) struct Handshakes {
     looked: Option<Instant>,
     /// Segments that wait for the end of an earlier connection with the same addresses.
     late: Vec<Late>,
+    /// None begins: SYNs are left to be sent again.
+    paused: bool,
     counts: TransparentCounts,
 }
 
@@ -243,6 +245,16 @@ impl Handshakes {
         self.counts
     }
 
+    /// Begins no more handshakes, or again.
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Returns whether no connection is half open.
+    pub fn are_over(&self) -> bool {
+        self.half.is_empty()
+    }
+
     fn make_way(&mut self, v6: bool, transparent: bool) -> io::Result<()> {
         let way = &mut self.ways[usize::from(v6)];
         let way = match way.take() {
@@ -288,6 +300,7 @@ impl Handshakes {
         // It replaces an earlier one, which its host has repeated or given up. That one would begin another connection later.
         self.late.retain(|late| late.segment.leg != h.leg || late.segment.segment != h.segment);
         match h.segment {
+            Some(Segment::Syn) if self.paused => {}
             Some(Segment::Syn) => self.asked(engine, d, h, Instant::now()),
             Some(Segment::SynAck) => self.answered(engine, d, h, Instant::now()),
             Some(Segment::Reset) => self.refused(d, &h),
@@ -314,6 +327,9 @@ impl Handshakes {
     }
 
     fn hear_late(&mut self, engine: &Arc<Engine>, d: &Datapath, now: Instant) {
+        if self.paused {
+            return;
+        }
         let late = std::mem::take(&mut self.late);
         let (due, early): (Vec<_>, _) = late.into_iter().partition(|late| late.due <= now);
         self.late = early;

@@ -1,6 +1,7 @@
 //! Listeners for connections whose hosts shake hands with each other: [`EndToEndListener`].
 
 use crate::{
+    engine::Leaving,
     leg::{Leg, live::Live, opened::HeldData},
     passing::{
         handshakes::{self, Course, Opened, TransparentCounts},
@@ -56,6 +57,10 @@ impl EndToEndListener {
 
 impl Drop for EndToEndListener {
     fn drop(&mut self) {
+        // what comes until another process has taken over is held back: it must not pass unjudged
+        if self.transparent && self.splicer.engine().leaving() != Leaving::No {
+            return;
+        }
         lock(self.splicer.handshakes()).unlisten(self.addr);
         let stop = |d: &Datapath| if self.transparent { d.unlisten(self.addr) } else { d.listen(self.addr) };
         if let Some(Err(error)) = self.splicer.datapath().map(stop) {

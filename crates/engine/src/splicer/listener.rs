@@ -213,6 +213,11 @@ impl Listener {
         Ok(())
     }
 
+    /// Returns another descriptor of the socket, with the same queue of clients: for another process.
+    pub fn try_clone_socket(&self) -> io::Result<std::net::TcpListener> {
+        Ok(self.listener.get_ref().try_clone()?.into())
+    }
+
     /// Returns whether its connections are never spliced ([`Splicer::listen_to_copy`]).
     pub(crate) fn is_to_copy(&self) -> bool {
         self.to_copy

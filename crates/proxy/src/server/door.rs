@@ -12,7 +12,11 @@ use crate::{
     tpot,
 };
 use longsplice_engine::{BoundSocket, EndToEndListener, Leg, LegOfProxy, Listener, Splicer, Tpot, TpotWhose};
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io, mem,
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, Weak},
+};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle, time::sleep};
 
 /// An open listener.
@@ -30,6 +34,8 @@ pub(super) struct Door {
     sources: Vec<Source>,
     close: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
+    /// Its socket, as long as it accepts.
+    listener: Weak<Listener>,
     /// Has no end of its own.
     beside: Option<JoinHandle<()>>,
 }
@@ -69,9 +75,22 @@ impl Door {
             let of = (shared.clone(), fronts.clone());
             runtime.spawn(tpot::leave(Arc::downgrade(tpot), (whose, tpot::intercepted(addr)), of))
         });
+        let listener = if let Source::Own(socket) = &source { Arc::downgrade(socket) } else { Weak::new() };
         let sources = pairs.map(Source::EndToEnd).into_iter().chain([source]).collect();
         let (close, tasks, shared) = (watch::Sender::new(false), Vec::new(), shared.clone());
-        Ok(Door { fronts, asked, addr, tracks, shared, number, sources, close, tasks, beside })
+        Ok(Door { fronts, asked, addr, tracks, shared, number, sources, close, tasks, listener, beside })
+    }
+
+    /// Returns another descriptor of its socket, if it has one, and is not transparent.
+    pub fn socket(&self) -> io::Result<Option<TcpListener>> {
+        let has_one = self.fronts.now().listener.binds();
+        self.listener.upgrade().filter(|_| has_one).map(|listener| listener.try_clone_socket()).transpose()
+    }
+
+    /// Tells it to stop accepting, and returns what goes on until it does.
+    pub fn leave(&mut self) -> Vec<JoinHandle<()>> {
+        self.stop_accepting();
+        mem::take(&mut self.tasks)
     }
 
     /// Begins to accept, with the limits of its listener.
@@ -209,7 +228,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 
 /// Source of connections: clients that connect to the proxy, or hosts that shake hands with each other.
 enum Source {
-    Own(Listener),
+    Own(Arc<Listener>),
     EndToEnd(EndToEndListener),
 }
 
@@ -232,7 +251,7 @@ impl Source {
             if shows_clients {
                 listening.show_clients()?;
             }
-            Ok((Source::Own(listening), addr))
+            Ok((Source::Own(Arc::new(listening)), addr))
         };
         runtime.spawn(listen).await.map_err(io::Error::other)?
     }
@@ -253,7 +272,7 @@ impl Source {
             }
             Ok::<_, io::Error>(listening)
         };
-        runtime.spawn(listen).await.map_err(io::Error::other)?.map(Source::Own)
+        runtime.spawn(listen).await.map_err(io::Error::other)?.map(|listening| Source::Own(Arc::new(listening)))
     }
 
     /// Takes part in connections that are routed through this machine.
@@ -270,7 +289,7 @@ impl Source {
 async fn accept_all(
     shared: Arc<ServerContext>,
     fronts: Fronts,
-    (socket, number): (Listener, usize),
+    (socket, number): (Arc<Listener>, usize),
     mut stop: watch::Receiver<bool>,
 ) {
     let mut wait = BACK_OFF.0;

@@ -4,16 +4,21 @@ use super::Relay;
 use crate::{
     adopting::Adopting,
     core::{self, Action, Event},
+    engine::Leaving,
     leg::Leg,
     passing::holding::Holding,
     refusal::{self, Refusal},
-    types::Trigger,
+    types::{FlowState, Trigger},
 };
 use longsplice_datapath::{
     Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError,
     Switched, Tuple, monotonic,
 };
-use std::{io, sync::atomic::Ordering, time::Duration};
+use std::{
+    io,
+    sync::{PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
 /// Time in forwarding mode after which conntrack entries of the parked sockets' connections are
 /// renewed. Short enough for conntrack to remember them: a small part of its smallest timeout for an
@@ -154,6 +159,14 @@ impl Relay {
     }
 
     fn freeze(&mut self, fit: bool) -> Event {
+        let engine = self.engine.clone();
+        // until the state says that it drains
+        let leaving = engine.leaving.read().unwrap_or_else(PoisonError::into_inner);
+        match *leaving {
+            Leaving::No => {}
+            Leaving::Soon => return Event::Frozen(Err(SwitchError::Busy)), // perhaps it stays here
+            Leaving::Gone => return Event::Refused { why: Refusal::HandedOver, for_good: true },
+        }
         // before the freeze, since its events may come at once
         self.engine.route_events(self.flow());
         self.legs.iter_mut().for_each(Leg::widen); // whoever takes the flow back would not know of it
@@ -174,6 +187,7 @@ impl Relay {
                 tracing::debug!(?frozen, "frozen");
                 self.let_go(&frozen.at);
                 self.seen = Some(Box::new(frozen.at));
+                self.flow().now().state = FlowState::Draining;
             }
             Err(error) => {
                 tracing::debug!(%error, "not frozen");

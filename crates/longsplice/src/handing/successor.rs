@@ -1,0 +1,282 @@
+//! The side of the running process: it starts another one, and hands everything over.
+
+use super::{MOST_SOCKETS, Message, Of, Offer, Pair, VERSION};
+use longsplice_datapath::AbiId;
+use longsplice_engine::{HandedOver, Splicer};
+use longsplice_proxy::Server;
+use serde::{Deserialize, Serialize};
+use std::{
+    env,
+    ffi::OsString,
+    fmt, io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::{sync::oneshot, task::spawn_blocking, time::timeout};
+
+/// The program of this process, whatever has become of its file.
+pub const ITSELF: &str = "/proc/self/exe";
+/// The flag that tells a new process what its standard input is.
+const FLAG: &str = "--take-over";
+/// Time in which a process that has closed its end may end.
+const ENDS: Duration = Duration::from_secs(1);
+/// Time in which an answer is written.
+const WRITTEN: Duration = Duration::from_secs(10);
+/// Time in which flows that are being spliced come to an end.
+const SWITCHES: Duration = Duration::from_secs(5);
+
+/// A request to be replaced.
+#[derive(Debug)]
+pub struct Asked {
+    /// The program. `None`: the file from which this one was started.
+    pub binary: Option<PathBuf>,
+    /// How long each step may take.
+    pub limit: Duration,
+    /// Whom to tell.
+    pub answer: oneshot::Sender<Result<Upgraded, String>>,
+    /// Ends when the answer is written.
+    pub written: oneshot::Receiver<()>,
+}
+
+impl Asked {
+    /// Answers, and waits until that is written.
+    pub async fn tell(self, upgraded: Result<Upgraded, String>) {
+        // whoever has asked may have gone
+        let _ = self.answer.send(upgraded);
+        let _ = timeout(WRITTEN, self.written).await;
+    }
+}
+
+/// What was handed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// Number of the process that serves now.
+    pub process: u32,
+    /// Version of its program.
+    pub program: String,
+    /// Names of the listeners that were handed over.
+    pub listeners: Vec<String>,
+    /// Number of flows that the kernel forwards.
+    pub left: usize,
+    /// Number of connections that stay with this process until they end.
+    pub stay: u64,
+}
+
+/// What is offered.
+pub struct Sockets(Vec<(Of, OwnedFd)>);
+
+impl Sockets {
+    /// Duplicates all that can be handed over. `others`: control socket and metrics.
+    pub fn of(server: &Server, others: Vec<(Of, OwnedFd)>) -> io::Result<Sockets> {
+        let listeners = server
+            .sockets()?
+            .into_iter()
+            .map(|(name, socket)| (name.map_or(Of::Supervisor, |name| Of::Listener { name }), OwnedFd::from(socket)));
+        let all: Vec<_> = others.into_iter().chain(listeners).collect();
+        match all.len() {
+            0..=MOST_SOCKETS => Ok(Sockets(all)),
+            n => Err(io::Error::other(format!("{n} listening sockets, of which {MOST_SOCKETS} can be handed over"))),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let name = |(of, _): &(Of, OwnedFd)| if let Of::Listener { name } = of { Some(name.clone()) } else { None };
+        self.0.iter().filter_map(name).collect()
+    }
+}
+
+/// What is replaced.
+pub struct Predecessor {
+    /// The file from which the program was started.
+    pub binary: PathBuf,
+    /// Path of the control socket.
+    pub control: PathBuf,
+    /// The engine.
+    pub splicer: Splicer,
+    /// The server.
+    pub server: Arc<Server>,
+}
+
+impl Predecessor {
+    /// Starts a new process, and waits until it is prepared, and no connection is in a switch. If that fails, nothing has changed.
+    pub async fn prepare(&self, sockets: Sockets, asked: &Asked) -> Result<Prepared, String> {
+        if self.server.tpot().is_some() {
+            return Err("listeners that intercept connections (tpot, transparent = true) cannot be handed over".into());
+        }
+        let sockets = Arc::new(sockets);
+        let binary = asked.binary.as_ref().unwrap_or(&self.binary);
+        let new = self.start(binary, &sockets, asked.limit).await?;
+        let prepared = self.splicer.prepare_to_let_go(SWITCHES).await;
+        prepared.map_err(|n| format!("{n} connections are being spliced, and do not come to an end of it"))?;
+        Ok(Prepared { new, sockets, limit: asked.limit })
+    }
+
+    /// Hands everything over. If the new process fails now, the program of this one is started once more, and takes over.
+    pub async fn finish(&self, Prepared { new, sockets, limit }: Prepared) -> Result<Upgraded, Failed> {
+        self.server.leave_doors().await;
+        let handed = self.splicer.let_go().await;
+        let why = match self.commit(new, &sockets, handed, limit).await {
+            Ok(upgraded) => return Ok(upgraded),
+            Err(why) => why,
+        };
+        tracing::error!("cannot hand over: the program that ran is started anew: {why}");
+        let again = match self.start(Path::new(ITSELF), &sockets, limit).await {
+            Ok(new) => self.commit(new, &sockets, handed, limit).await,
+            Err(why) => Err(why),
+        };
+        Err(match again {
+            Ok(upgraded) => Failed { why, restarted: Some(upgraded.process) },
+            Err(again) => Failed { why: format!("{why}; nor can the program that ran: {again}"), restarted: None },
+        })
+    }
+
+    async fn start(&self, binary: &Path, sockets: &Arc<Sockets>, limit: Duration) -> Result<Successor, String> {
+        let tables = self.splicer.refusal().is_none().then(|| AbiId::OURS.to_string());
+        let (program, control) = (env!("CARGO_PKG_VERSION").to_owned(), self.control.clone());
+        let (sockets, binary) = (sockets.clone(), binary.to_owned());
+        let offer =
+            Offer { version: VERSION, program, tables, control, sockets: sockets.0.len(), within: limit.as_secs() };
+        spawn_blocking(move || Successor::start(&binary, offer, &sockets, limit)).await.map_err(|e| e.to_string())?
+    }
+
+    async fn commit(
+        &self,
+        new: Successor,
+        sockets: &Sockets,
+        HandedOver { left, .. }: HandedOver,
+        limit: Duration,
+    ) -> Result<Upgraded, String> {
+        let (process, program) = (new.child.0.as_ref().map_or(0, Child::id), new.program.clone());
+        spawn_blocking(move || new.commit(limit)).await.map_err(|e| e.to_string())??;
+        let stay = self.server.counters().live;
+        Ok(Upgraded { process, program, listeners: sockets.names(), left, stay })
+    }
+}
+
+/// A new process that waits, and what it was offered.
+pub struct Prepared {
+    new: Successor,
+    sockets: Arc<Sockets>,
+    limit: Duration,
+}
+
+/// Why the new program does not serve, although this process has let go.
+#[derive(Debug)]
+pub struct Failed {
+    /// The reason.
+    pub why: String,
+    /// The process that serves in its place. `None`: nobody does.
+    pub restarted: Option<u32>,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failed { why, restarted } = self;
+        match restarted {
+            Some(process) => write!(f, "the program that ran was started anew, as process {process}: {why}"),
+            None => write!(f, "nobody serves any more: {why}"),
+        }
+    }
+}
+
+/// A new process. It is killed if this is dropped.
+struct Successor {
+    child: Started,
+    pair: Pair,
+    program: String,
+}
+
+/// Kills the process when it is dropped, unless it was taken out.
+struct Started(Option<Child>);
+
+impl Started {
+    /// How it has ended, if it does so at once.
+    fn status(&mut self) -> String {
+        let until = Instant::now() + ENDS;
+        let Some(child) = &mut self.0 else { return String::new() };
+        while Instant::now() < until {
+            if let Ok(Some(status)) = child.try_wait() {
+                return format!(": {status}");
+            }
+            thread::sleep(ENDS / 100);
+        }
+        String::new()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            // it may have ended
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Successor {
+    /// Starts it with the arguments of this process, and waits until it is prepared.
+    fn start(
+        binary: &Path,
+        mut offer: Offer,
+        Sockets(sockets): &Sockets,
+        limit: Duration,
+    ) -> Result<Successor, String> {
+        let until = Instant::now() + limit;
+        let (pair, theirs) = Pair::new().map_err(|e| format!("cannot make a pair of sockets: {e}"))?;
+        let arguments: Vec<OsString> = env::args_os().skip(1).filter(|argument| argument != FLAG).collect();
+        let mut command = Command::new(binary);
+        command.args(arguments).arg(FLAG).stdin(Stdio::from(theirs));
+        // They are about this process.
+        for name in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_PID"] {
+            command.env_remove(name);
+        }
+        let child = command.spawn().map_err(|e| format!("cannot start {}: {e}", binary.display()))?;
+        drop(command); // its end of the pair
+        let mut new = Successor { child: Started(Some(child)), pair, program: String::new() };
+        offer.sockets = sockets.len();
+        let said = new.pair.say(&Message::Offer(offer), None, limit).and_then(|()| {
+            let say = |(of, socket): &(Of, OwnedFd)| {
+                let left = until.saturating_duration_since(Instant::now());
+                new.pair.say(&Message::Socket(of.clone()), Some(socket.as_fd()), left)
+            };
+            sockets.iter().try_for_each(say)
+        });
+        // One that has given up says why, which is still to be heard.
+        match new.hear(until)? {
+            Message::Prepared { program } => new.program = program,
+            other => return Err(format!("the new program says what was not asked: {other:?}")),
+        }
+        said.map_err(|e| format!("the new program does not listen: {e}"))?;
+        Ok(new)
+    }
+
+    /// Lets it serve.
+    fn commit(mut self, limit: Duration) -> Result<(), String> {
+        let until = Instant::now() + limit;
+        self.pair.say(&Message::Commit, None, limit).map_err(|e| format!("the new program does not listen: {e}"))?;
+        match self.hear(until)? {
+            Message::Serving => {}
+            other => return Err(format!("the new program says what was not asked: {other:?}")),
+        }
+        let Some(mut child) = self.child.0.take() else { return Ok(()) };
+        // It is waited for as long as this process is there. Without a thread, the rest of it stays until then.
+        let _ = thread::Builder::new().name("successor".into()).spawn(move || child.wait());
+        Ok(())
+    }
+
+    /// Waits for what it says, and for its end.
+    fn hear(&mut self, until: Instant) -> Result<Message, String> {
+        match self.pair.hear(until) {
+            Ok(Some((Message::Refused { why }, _))) => Err(why),
+            Ok(Some((message, _))) => Ok(message),
+            Ok(None) => Err(format!("the new program has ended{}", self.child.status())),
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => Err("the new program does not answer in time".into()),
+            Err(e) => Err(format!("the new program is not understood: {e}")),
+        }
+    }
+}

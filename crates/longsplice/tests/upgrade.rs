@@ -1,0 +1,525 @@
+//! Another program takes the place of the running one (`longsplice upgrade`), and clients notice nothing; or it cannot, and the
+//! running one goes on.
+
+use crate::running::{
+    LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, loopback_echo, round_trip,
+};
+use longsplice_lab::{
+    Family,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair},
+    },
+    unistd::Pid,
+};
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::{fd::AsRawFd, unix::fs::PermissionsExt},
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Port of the echo server.
+const ECHO: u16 = 7020;
+
+/// A proxy and those that took its place.
+struct Dynasty {
+    first: Running,
+    /// Numbers of the others.
+    others: Vec<i32>,
+}
+
+impl Dynasty {
+    fn of(first: Running) -> Dynasty {
+        Dynasty { first, others: Vec::new() }
+    }
+
+    /// Lets another process take over, and returns what is said.
+    fn upgrade(&mut self, more: &[&str]) -> String {
+        let said = self.first.client(&[&["upgrade"], more].concat());
+        let number = said.strip_prefix("process ").and_then(|rest| rest.split_once(' ')?.0.parse().ok());
+        self.others.push(number.unwrap_or_else(|| panic!("{said}")));
+        said
+    }
+
+    /// Stops the one that serves, and waits until it is gone.
+    fn stop(&mut self) {
+        self.first.client(&["stop"]);
+        self.others.iter().for_each(|number| gone(*number));
+        assert!(self.first.wait().success(), "{}", self.first.messages());
+    }
+}
+
+/// Whether a process runs our program.
+fn is_ours(number: i32) -> bool {
+    fs::read_link(format!("/proc/{number}/exe")).is_ok_and(|exe| exe == Path::new(LONGSPLICE))
+}
+
+fn gone(number: i32) {
+    eventually(&format!("the end of process {number}"), || (!is_ours(number)).then_some(()));
+}
+
+impl Drop for Dynasty {
+    fn drop(&mut self) {
+        for number in self.others.iter().filter(|number| is_ours(**number)) {
+            let _ = kill(Pid::from_raw(*number), Signal::SIGKILL);
+        }
+    }
+}
+
+/// A program that is a script.
+fn script(dir: &TempDir, name: &str, text: &str) -> String {
+    let path = dir.path().join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().into()
+}
+
+fn is_served(at: SocketAddr) {
+    round_trip(&mut connect(at), b"hello");
+}
+
+/// A client that waits in the queue is accepted by the next process, and one that is served stays with the first.
+#[test]
+fn copied_connections_stay_and_new_ones_are_taken() {
+    let mut proxies = Dynasty::of(Running::copying(&loopback_echo(), &[]));
+    let at = proxies.first.address();
+    let mut stays = connect(at);
+    round_trip(&mut stays, b"before");
+    let said = proxies.upgrade(&[]);
+    assert!(said.contains("handed over plug-127.0.0.1:0") && said.contains("stay with the old process: 1"), "{said}");
+    assert_eq!(proxies.first.flows().len(), 0, "the next process has none");
+    is_served(at);
+    round_trip(&mut stays, b"after");
+    proxies.upgrade(&[]);
+    round_trip(&mut stays, b"after another");
+    is_served(at);
+    gone(proxies.others[0]); // nothing was left to it
+    drop(stays);
+    assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    is_served(at);
+    proxies.stop();
+    assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
+    assert!(!proxies.first.control().exists());
+}
+
+#[test]
+fn what_stays_is_ended_at_the_limit() {
+    let mut proxies = Dynasty::of(Running::copying(&loopback_echo(), &["--hand-over-limit", "1"]));
+    let mut stays = connect(proxies.first.address());
+    round_trip(&mut stays, b"before");
+    proxies.upgrade(&[]);
+    assert!(stays.read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+    assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    proxies.first.wait_line(&["how=stopped"]);
+    proxies.stop();
+}
+
+#[test]
+fn what_fails_before_the_commit_leaves_everything_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    let echo = loopback_echo();
+    let plug = |at: &str| listener("plug", at, &format!("target = \"{echo}\""));
+    fs::write(&file, plug("127.0.0.1:0")).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let mut proxies = Dynasty::of(Running::start(Command::new(LONGSPLICE), None, &arguments, &[]));
+    let at = proxies.first.address();
+    let mut stays = connect(at);
+    let program = |name: &str, text: &str| script(&dir, name, text);
+    for (binary, want) in [
+        ("/nonexistent/longsplice".to_owned(), "cannot start /nonexistent/longsplice: No such file"),
+        (file.to_str().unwrap().to_owned(), "Permission denied"),
+        (program("text", "no program"), "Exec format error"),
+        (program("false", "#!/bin/sh\nexit 3\n"), "has ended: exit status: 3"),
+        (program("killed", "#!/bin/sh\nkill -9 $$\n"), "has ended: signal: 9"),
+        (program("hangs", "#!/bin/sh\nexec sleep 1000\n"), "does not answer in time"),
+        (program("talks", "#!/bin/sh\necho hello >&0\nexec sleep 1000\n"), "is not understood"),
+        (program("old", &format!("#!/bin/sh\nexec {LONGSPLICE} run --no-such-flag\n")), "has ended: exit status: 2"),
+    ] {
+        let why = proxies.first.client_error(&["upgrade", "--limit", "2", "--binary", &binary]);
+        assert!(why.contains("everything stays as it is") && why.contains(want), "{binary}: {why}");
+        round_trip(&mut stays, b"as before");
+        is_served(at);
+    }
+    // its configuration, and an address that is taken
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken_at = taken.local_addr().unwrap().to_string();
+    for (text, want) in [
+        ("listen = 7".to_owned(), "longsplice.toml:1"),
+        (plug("127.0.0.1:0") + &plug(&taken_at), &format!("cannot listen on {taken_at}")[..]),
+    ] {
+        fs::write(&file, text).unwrap();
+        let why = proxies.first.client_error(&["upgrade"]);
+        assert!(why.contains("everything stays as it is") && why.contains(want), "{why}");
+        round_trip(&mut stays, b"as before");
+        is_served(at);
+    }
+    assert_eq!(proxies.first.flows().len(), 1);
+    // and then it works: a listener is gone, and another one is new
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    fs::write(&file, plug(&free.to_string())).unwrap();
+    proxies.upgrade(&[]);
+    is_served(free);
+    assert!(TcpStream::connect(at).is_err(), "nobody listens there");
+    round_trip(&mut stays, b"as before");
+    drop(stays);
+    proxies.stop();
+}
+
+/// A program that speaks the protocol up to some step, and dies or hangs there.
+fn player(dir: &TempDir, name: &str, steps: &str) -> String {
+    let text = format!(
+        "#!/usr/bin/python3
+import json, os, signal, socket, sys, time
+pair = socket.socket(fileno=0)
+def hear():
+    text, sockets, *_ = pair.recvmsg(65536, 1024)
+    return json.loads(text)
+def say(what):
+    pair.send(json.dumps(what).encode())
+offer = hear()
+for _ in range(offer['sockets']):
+    hear()
+{steps}
+"
+    );
+    script(dir, name, &text)
+}
+
+const PREPARED: &str = "say({'say': 'prepared', 'program': 'played'})\n";
+
+/// By then, the process that ran has let go: it is started anew, and nobody is refused. Debian package: python3.
+#[test]
+#[ignore = "root"]
+fn what_fails_after_the_commit_has_the_old_program_started_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut proxies = Dynasty::of(Running::copying(&loopback_echo(), &[]));
+    let at = proxies.first.address();
+    for (name, steps, want) in [
+        ("gone", format!("{PREPARED}os.kill(os.getpid(), signal.SIGKILL)"), "new program"),
+        ("dies", format!("{PREPARED}hear()\nos.kill(os.getpid(), signal.SIGKILL)"), "has ended: signal: 9"),
+        ("hangs", format!("{PREPARED}time.sleep(1000)"), "does not answer in time"),
+        ("refuses", format!("{PREPARED}hear()\nsay({{'say': 'refused', 'why': 'I may not'}})"), "I may not"),
+    ] {
+        let mut stays = connect(at);
+        round_trip(&mut stays, b"before");
+        let player = player(&dir, name, &steps);
+        let why = proxies.first.client_error(&["upgrade", "--limit", "10", "--binary", &player]);
+        assert!(why.contains("the program that ran was started anew, as process") && why.contains(want), "{why}");
+        let number = why.split("as process ").nth(1).and_then(|rest| rest.split_once(':')?.0.parse().ok());
+        proxies.others.push(number.unwrap_or_else(|| panic!("{why}")));
+        is_served(at);
+        round_trip(&mut stays, b"after");
+    }
+    proxies.stop();
+}
+
+/// Before the commit, the one that is new gives up. Debian package: python3.
+#[test]
+#[ignore = "root"]
+fn the_new_program_refuses_what_it_cannot_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut proxies = Dynasty::of(Running::copying(&loopback_echo(), &[]));
+    let player = player(&dir, "refuses", "say({'say': 'refused', 'why': 'I may not'})\ntime.sleep(1000)");
+    let why = proxies.first.client_error(&["upgrade", "--binary", &player]);
+    assert!(why.contains("everything stays as it is: I may not"), "{why}");
+    proxies.stop();
+}
+
+/// Starts a new process whose predecessor is the test. Returns what it says at its end.
+fn orphan(offers: &[&[u8]]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+    let control = dir.path().join("control.sock");
+    let mut command = Command::new(LONGSPLICE);
+    command.args(["run", "--take-over", "--copy-only", "--plug", "127.0.0.1:0=127.0.0.1:9", "--control"]).arg(control);
+    let child = command.stdin(theirs).stderr(Stdio::piped()).spawn().unwrap();
+    drop(command);
+    for offer in offers {
+        let _ = send(ours.as_raw_fd(), offer, MsgFlags::MSG_NOSIGNAL);
+    }
+    drop(ours);
+    let out = child.wait_with_output().unwrap();
+    assert!(!out.status.success());
+    String::from_utf8(out.stderr).unwrap()
+}
+
+/// Whatever is said on the pair, and whenever the process that hands over dies.
+#[test]
+fn a_new_program_without_a_predecessor_ends() {
+    let offer = |version: u32, sockets: u64| {
+        let text = "\"program\":\"0\",\"tables\":null,\"control\":\"/nowhere\",\"within\":5";
+        format!("{{\"say\":\"offer\",\"version\":{version},\"sockets\":{sockets},{text}}}")
+    };
+    let commit = b"{\"say\":\"commit\"}".as_slice();
+    for (offers, want) in [
+        (vec![], "standard input is closed"),
+        (vec![b"GET / HTTP/1.1\r\n\r\n".to_vec()], "standard input is of no process"),
+        (vec![vec![b' '; 100_000]], "standard input is of no process"),
+        (vec![commit.to_vec()], "standard input begins with"),
+        (vec![offer(7, 0).into()], "version 7"),
+        (vec![offer(1, 1_000_000).into()], "offers 1000000 sockets"),
+        (vec![offer(1, u64::MAX).into()], "offers 18446744073709551615 sockets"),
+        (vec![offer(1, 1).into()], "is gone"),
+        (vec![offer(1, 1).into(), b"{\"say\":\"socket\",\"of\":\"control\"}".to_vec()], "a socket is missing"),
+        (vec![offer(1, 0).into()], "has given up"),
+        (vec![offer(1, 0).into(), b"{\"say\":\"serving\"}".to_vec()], "says Serving"),
+    ] {
+        let said = orphan(&offers.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        assert!(said.contains(want), "{want}: {said}");
+    }
+}
+
+/// Clients that come and go all the time.
+struct Crowd {
+    ends: Arc<AtomicBool>,
+    served: Arc<AtomicU64>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Crowd {
+    /// Each thread runs `visit` again and again, which panics if it is not served.
+    fn new(setting: &Setting, visits: Vec<Box<dyn Fn() + Send>>) -> Crowd {
+        let (ends, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let start = |visit: Box<dyn Fn() + Send>| {
+            let (ends, served) = (ends.clone(), served.clone());
+            setting.lab.client.run(|| {
+                thread::spawn(move || {
+                    while !ends.load(Relaxed) {
+                        visit();
+                        served.fetch_add(1, Relaxed);
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                })
+            })
+        };
+        let threads = visits.into_iter().map(start).collect();
+        Crowd { ends, served, threads }
+    }
+
+    /// Waits until so many more were served.
+    fn are_served(&self, more: u64) {
+        let (before, end) = (self.served.load(Relaxed), Instant::now() + PATIENCE);
+        while self.served.load(Relaxed) < before + more {
+            assert!(Instant::now() < end && self.threads.iter().all(|t| !t.is_finished()), "clients are not served");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn end(self) {
+        self.ends.store(true, Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("every client was served"));
+    }
+}
+
+/// A request of SOCKS 5 to an address, and the proxy's answer.
+fn socks(stream: &mut TcpStream, to: SocketAddr) {
+    let mut request = vec![5, 1, 0, 5, 1, 0];
+    match to {
+        SocketAddr::V4(at) => request.extend([&[1][..], &at.ip().octets()].concat()),
+        SocketAddr::V6(at) => request.extend([&[4][..], &at.ip().octets()].concat()),
+    }
+    request.extend(to.port().to_be_bytes());
+    stream.write_all(&request).unwrap();
+    let mut answer = vec![0; 2 + 4];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..4], [5, 0, 5, 0]);
+    let mut rest = vec![0; if answer[5] == 1 { 6 } else { 18 }];
+    stream.read_exact(&mut rest).unwrap();
+}
+
+/// CONNECT, and the proxy's answer.
+fn http(stream: &mut TcpStream, to: SocketAddr) {
+    write!(stream, "CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").unwrap();
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    assert!(head.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&head));
+}
+
+/// The proxies: a plug that splices at once, one after some bytes and one never, SOCKS and HTTP, in both families.
+fn setting() -> Setting {
+    let mut text = String::new();
+    for family in Family::BOTH {
+        let at = |port: u16| FORWARDER_TO_CLIENT.port(family, port).to_string();
+        let target = format!("target = \"{}\"\n", SERVER.port(family, ECHO));
+        for (port, when) in [(7000, "\"at-once\""), (7001, "1000"), (7002, "\"never\"")] {
+            text += &listener("plug", &at(port), &format!("{target}policy = {{ splice = {when} }}"));
+        }
+        text += &listener("socks5", &at(7003), "");
+        text += &listener("http", &at(7004), "");
+    }
+    let setting = Setting::new(&text);
+    Family::BOTH.into_iter().for_each(|family| setting.echo(SERVER.port(family, ECHO)));
+    setting
+}
+
+/// Upgraded again and again: no client is refused or reset, spliced connections go on, copied ones go on where they are, and nothing
+/// is left.
+#[test]
+#[ignore = "root"]
+fn no_client_notices_an_upgrade() {
+    const TIMES: usize = 3;
+    let setting = setting();
+    let mut proxies = Dynasty::of(setting.start());
+    let at = |family, port| FORWARDER_TO_CLIENT.port(family, port);
+    let mut visits: Vec<Box<dyn Fn() + Send>> = Vec::new();
+    for family in Family::BOTH {
+        for port in 7000..=7004 {
+            visits.push(Box::new(move || {
+                let mut stream = connect(at(family, port));
+                match port {
+                    7003 => socks(&mut stream, SERVER.port(family, ECHO)),
+                    7004 => http(&mut stream, SERVER.port(family, ECHO)),
+                    _ => {}
+                }
+                round_trip(&mut stream, &[port as u8; 3000]);
+            }));
+        }
+    }
+    let long = |family, port| {
+        let mut stream = setting.connect(at(family, port));
+        round_trip(&mut stream, &[1; 100_000]);
+        stream
+    };
+    let spliced: Vec<_> = Family::BOTH.into_iter().flat_map(|f| [long(f, 7000), long(f, 7001)]).collect();
+    eventually("they are spliced", || {
+        let flows = proxies.first.flows();
+        (flows.len() == spliced.len() && flows.iter().all(|f| f["state"] != "copying" && f["state"] != "draining"))
+            .then_some(())
+    });
+    let mut all: Vec<_> = Family::BOTH.into_iter().map(|f| long(f, 7002)).chain(spliced).collect();
+    // taken back, it is copied: its sockets have other numbers than its hosts
+    let taken_back = proxies.first.flows().into_iter().filter(|f| f["state"] != "copying").take(2);
+    taken_back.for_each(|flow| drop(proxies.first.client(&["unsplice", &flow["id"].to_string()])));
+    eventually("it is copied", || (proxies.first.flows_in("copying") >= 4).then_some(()));
+    let crowd = Crowd::new(&setting, visits);
+    crowd.are_served(50);
+    for _ in 0..TIMES {
+        proxies.upgrade(&[]);
+        all.iter_mut().for_each(|stream| round_trip(stream, &[2; 50_000]));
+        crowd.are_served(50);
+    }
+    crowd.end();
+    // of the first process, those that were copied live on
+    let messages = proxies.first.messages();
+    assert!(messages.contains("stay here until they end"), "{messages}");
+    all.iter_mut().for_each(|stream| round_trip(stream, &[3; 50_000]));
+    drop(all);
+    assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    let (last, earlier) = proxies.others.split_last().unwrap();
+    earlier.iter().for_each(|number| gone(*number));
+    assert!(is_ours(*last));
+    // those of the last process are spliced, too
+    let mut stream = long(Family::V4, 7001);
+    eventually("it is spliced", || (proxies.first.flows_in("spliced") == 1).then_some(()));
+    round_trip(&mut stream, &[4; 50_000]);
+    drop(stream);
+    proxies.first.flows_end();
+    proxies.stop();
+    assert!(!setting.pins[0].exist(), "a clean stop leaves nothing pinned");
+}
+
+/// A reply whose body is spliced when the program is replaced: it is taken back, and copied to its end. So is the rest of an upload.
+#[test]
+#[ignore = "root"]
+fn bodies_that_are_spliced_come_to_their_ends() {
+    const SIZE: usize = 8_000_000;
+    let at = FORWARDER_TO_CLIENT.port(Family::V4, 7004);
+    let server = SERVER.port(Family::V4, 8080);
+    let setting = Setting::new(&listener("http", &at.to_string(), ""));
+    let mut proxies = Dynasty::of(setting.start());
+    let listener = setting.listen(server);
+    let body = |seed: u8| -> Vec<u8> { (0..SIZE).map(|n| (n / 251) as u8 ^ seed).collect() };
+    let head = |of: &mut TcpStream| {
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") {
+            of.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        String::from_utf8(head).unwrap()
+    };
+    let length = format!("Content-Length: {SIZE}\r\n\r\n");
+    let mut client = setting.connect(at);
+    for uploads in [false, true] {
+        let method = if uploads { "PUT" } else { "GET" };
+        let more = if uploads { &length[..] } else { "\r\n" };
+        write!(client, "{method} http://{server}/ HTTP/1.1\r\nHost: {server}\r\n{more}").unwrap();
+        let (mut sends, mut receives) = (client.try_clone().unwrap(), listener.accept().unwrap().0);
+        receives.set_read_timeout(Some(PATIENCE)).unwrap();
+        head(&mut receives);
+        if !uploads {
+            write!(receives, "HTTP/1.1 200 OK\r\n{length}").unwrap();
+            head(&mut client);
+            (sends, receives) = (receives, client.try_clone().unwrap());
+        }
+        let (body, mut got) = (body(uploads.into()), vec![0; SIZE]);
+        let (first, rest) = body.split_at(SIZE / 2);
+        let pass = |sends: &mut TcpStream, receives: &mut TcpStream, part: &[u8], into: &mut [u8]| {
+            thread::scope(|scope| {
+                scope.spawn(|| sends.write_all(part).unwrap());
+                receives.read_exact(into).unwrap();
+            });
+        };
+        pass(&mut sends, &mut receives, first, &mut got[..SIZE / 2]);
+        proxies.first.wait_flow("spliced");
+        let said = proxies.upgrade(&[]);
+        assert!(said.contains("stay with the old process: 1"), "{said}");
+        let messages = proxies.first.messages();
+        assert!(uploads || !messages.contains("took over from"), "its process lives: {messages}");
+        pass(&mut sends, &mut receives, rest, &mut got[SIZE / 2..]);
+        assert!(got == body, "other bytes");
+        if uploads {
+            write!(receives, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK").unwrap();
+            head(&mut client);
+            client.read_exact(&mut [0; 2]).unwrap();
+        }
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "the old process closes it after its reply");
+        client = setting.connect(at);
+    }
+    drop(client);
+    assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    proxies.first.flows_end();
+    proxies.stop();
+    assert!(!setting.pins[0].exist(), "a clean stop leaves nothing pinned");
+}
+
+/// One of them comes first. The other one finds another process, or is told that it was too late.
+#[test]
+fn two_upgrades_at_once() {
+    let mut proxies = Dynasty::of(Running::copying(&loopback_echo(), &[]));
+    let (at, control) = (proxies.first.address(), proxies.first.control().to_str().unwrap().to_owned());
+    let ask = || longsplice(&["upgrade", "--control", &control]);
+    let said = thread::scope(|scope| [scope.spawn(ask), scope.spawn(ask)].map(|asked| asked.join().unwrap()));
+    let mut upgraded = 0;
+    for said in said {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let (said, why) = (text(said.stdout), text(said.stderr));
+        match said.strip_prefix("process ").and_then(|rest| rest.split_once(' ')?.0.parse().ok()) {
+            Some(number) => {
+                proxies.others.push(number);
+                upgraded += 1;
+            }
+            None => assert!(why.contains("was replaced meanwhile") || why.contains("hung up"), "{why}"),
+        }
+    }
+    assert!(upgraded > 0);
+    is_served(at);
+    proxies.stop();
+}
