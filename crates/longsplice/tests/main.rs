@@ -35,6 +35,7 @@ mod owner;
 mod pages;
 mod peers;
 mod plugged;
+mod pools;
 mod recovered;
 mod refusals;
 mod reload;

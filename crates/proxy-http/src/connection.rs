@@ -40,7 +40,7 @@ use longsplice_proxy::{
     rewrite::Wanted,
     target::{Host, Target},
 };
-use std::{any::Any, collections::HashMap, net::SocketAddr, pin::Pin, sync::Arc, time::Instant};
+use std::{collections::HashMap, net::SocketAddr, pin::Pin, sync::Arc, time::Instant};
 use tokio::time::timeout;
 
 /// Default port of `http` (RFC 9110, 4.2.1).
@@ -132,14 +132,9 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
             let Held { stream, lease, .. } = held;
             let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
             let left = Leftovers::new(to_server, to_client);
-            let lease = lease.map(|lease| Box::new(lease) as Box<dyn Any + Send + Sync>);
-            return relay(
-                Relayed { live, started: began, lease, passed: None },
-                front,
-                client,
-                Ready { server, left },
-                *record,
-            );
+            let lease = lease.map(|lease| lease.general);
+            let ready = Ready { server, left, lease };
+            return relay(Relayed { live, started: began, passed: None }, front, client, ready, *record);
         }
         Next::Reset => {
             // what came of the reply before it broke off, unless everything ends

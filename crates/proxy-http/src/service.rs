@@ -3,15 +3,15 @@
 use crate::{
     cache::{self, Cache, Leaving},
     connection::{self, HttpListener},
-    pool::{Pool, Upkeep},
+    pool::Pool,
 };
 use bytes::Bytes;
 use longsplice_engine::Leg;
 use longsplice_proxy::{
     Config, CounterValues, Handler, ListenerConfig, Protocol, Purge, Purged, Service, StartError,
-    config::pool::PoolConfig,
     context::{Front, Live, ServerContext},
     counters::cache::CacheValues,
+    pool::Pools,
 };
 use std::{
     collections::HashMap,
@@ -38,15 +38,15 @@ struct Http {
     all: Arc<Mutex<Known>>,
 }
 
-/// Opens the caches of the configuration, and makes its pools. Fails if a cache cannot be had.
-pub fn open(config: &Config) -> Result<Arc<dyn Service>, StartError> {
+/// Opens the caches of the configuration. Fails if a cache cannot be had.
+pub fn open(config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError> {
     let none = Http { pools: Arc::default(), caches: HashMap::new(), all: Arc::default() };
-    Ok(Arc::new(none.opened(config)?))
+    Ok(Arc::new(none.opened(config, pools)?))
 }
 
 impl Http {
     /// Returns what this configuration needs. What is there already, and the same, is used again.
-    fn opened(&self, config: &Config) -> Result<Http, StartError> {
+    fn opened(&self, config: &Config, pools: &Pools) -> Result<Http, StartError> {
         let (mut caches, mut all) = (HashMap::new(), self.all.lock().unwrap_or_else(PoisonError::into_inner));
         all.retain(|_, (_, leaving)| !leaving.is_over());
         for config in config.listeners.iter().filter_map(ListenerConfig::cache) {
@@ -62,16 +62,11 @@ impl Http {
                 caches.insert(config.dir.clone(), cache);
             }
         }
-        let pool = |config: &PoolConfig| {
-            let before = self.pools.get(&config.name);
-            let pool = before.filter(|before| before.config == *config).cloned().unwrap_or_else(|| {
-                let pool = Pool::new(config.clone());
-                before.into_iter().for_each(|before| pool.learn(before));
-                Arc::new(pool)
-            });
-            (config.name.clone(), pool)
-        };
-        Ok(Http { pools: Arc::new(config.pools.iter().map(pool).collect()), caches, all: self.all.clone() })
+        let pools = pools.iter().map(|(name, general)| {
+            let before = self.pools.get(name).filter(|before| before.is_of(general)).cloned();
+            (name.clone(), before.unwrap_or_else(|| Arc::new(Pool::new(general.clone()))))
+        });
+        Ok(Http { pools: Arc::new(pools.collect()), caches, all: self.all.clone() })
     }
 }
 
@@ -89,17 +84,11 @@ impl Service for Http {
     }
 
     fn tend(&self, shared: &ServerContext) -> Vec<JoinHandle<()>> {
-        let upkeep = Upkeep {
-            splicer: shared.splicer.clone(),
-            resolver: shared.resolver.clone(),
-            counters: shared.counters.clone(),
-            stop: shared.stop.clone(),
-        };
-        self.pools.values().flat_map(|pool| pool.tend(&upkeep)).collect()
+        self.pools.values().filter_map(|pool| pool.tend(&shared.splicer, &shared.stop)).collect()
     }
 
-    fn reopen(&self, config: &Config) -> Result<Arc<dyn Service>, StartError> {
-        Ok(Arc::new(self.opened(config)?))
+    fn reopen(&self, config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError> {
+        Ok(Arc::new(self.opened(config, pools)?))
     }
 
     fn take_effect(&self, config: &Config) {

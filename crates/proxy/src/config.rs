@@ -51,7 +51,7 @@ use longsplice_engine::{Leg, OpenError, OpenOptions, Policy, SpliceWhen, TpotHan
 use longsplice_http::accept::Codings;
 pub use longsplice_http::forward::Forwarded;
 use plug::Plug;
-use pool::PoolConfig;
+use pool::{LeadTo, PoolConfig};
 use serde::Deserialize;
 use std::{
     fmt,
@@ -204,10 +204,10 @@ pub enum Protocol {
     Ftp(Ftp),
     /// A conversation that asks who the client is and where it wants to go.
     Login(Login),
-    /// One target for all clients.
+    /// One target or pool for all clients.
     Plug {
-        /// The target; none: the server that the client wants, of intercepted connections.
-        target: Option<Target>,
+        /// Where they are led to; none: the server that the client wants, of intercepted connections.
+        target: Option<LeadTo>,
         /// Who answers the client's SYN.
         handshake: PlugHandshake,
     },
@@ -437,9 +437,25 @@ impl ListenerConfig {
         record
     }
 
-    /// Returns the names of the pools that its routes lead to.
-    fn pools(&self) -> impl Iterator<Item = &str> {
-        self.http().into_iter().flat_map(|http| &http.routes).filter_map(Route::pool)
+    /// Returns the names of the pools that it leads to.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = &str> {
+        let of_http = self.http().into_iter().flat_map(|http| &http.routes).filter_map(Route::pool);
+        let of_tls = self.tls_routes().iter().filter_map(|route| route.target.as_ref()?.pool());
+        of_http.chain(of_tls).chain(self.fixed_pool())
+    }
+
+    /// Returns the name of the pool of all clients, if there is just one.
+    pub(crate) fn fixed_pool(&self) -> Option<&str> {
+        if let Protocol::Plug { target, .. } = &self.protocol { target.as_ref()?.pool() } else { None }
+    }
+
+    /// Whether all clients are led where the configuration says, whatever server they want.
+    pub(crate) fn leads_all(&self) -> bool {
+        self.fixed_target().is_some() || self.fixed_pool().is_some()
+    }
+
+    fn tls_routes(&self) -> &[tls::Route] {
+        if let Protocol::Tls(tls) = &self.protocol { &tls.routes } else { &[] }
     }
 
     /// Returns the directories of its taps, of all connections or of some.
@@ -455,7 +471,7 @@ impl ListenerConfig {
     /// Returns the target with which clients shake hands themselves, if they do.
     pub(crate) fn end_to_end(&self) -> Option<&Target> {
         match &self.protocol {
-            Protocol::Plug { target, handshake: PlugHandshake::EndToEnd } => target.as_ref(),
+            Protocol::Plug { target, handshake: PlugHandshake::EndToEnd } => target.as_ref()?.target(),
             _ => None,
         }
     }
@@ -483,7 +499,7 @@ impl ListenerConfig {
     /// Returns the target of all clients, if there is just one.
     pub fn fixed_target(&self) -> Option<&Target> {
         match &self.protocol {
-            Protocol::Plug { target, .. } => target.as_ref(),
+            Protocol::Plug { target, .. } => target.as_ref()?.target(),
             Protocol::Ftp(ftp) => ftp.target.as_ref(),
             _ => None,
         }
@@ -491,7 +507,7 @@ impl ListenerConfig {
 
     /// Returns the address of the server that the client wants, if that is where its connection goes.
     pub(crate) fn wanted(&self, client: &Leg) -> Option<SocketAddr> {
-        (self.intercepts.is_some() && self.fixed_target().is_none()).then(|| client.local())
+        (self.intercepts.is_some() && !self.leads_all()).then(|| client.local())
     }
 
     /// Returns what FTP needs, if the listener reads it.
@@ -501,12 +517,8 @@ impl ListenerConfig {
 
     /// Returns the targets that the configuration names, without those of pools.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
-        let (routes, named) = match &self.protocol {
-            Protocol::Tls(tls) => (&tls.routes[..], &[][..]),
-            Protocol::Login(login) => (&[][..], &login.destinations[..]),
-            _ => Default::default(),
-        };
-        let of_routes = routes.iter().filter_map(|route| route.target.as_ref());
+        let named = if let Protocol::Login(login) = &self.protocol { &login.destinations[..] } else { &[] };
+        let of_routes = self.tls_routes().iter().filter_map(|route| route.target.as_ref()?.target());
         self.fixed_target().into_iter().chain(of_routes).chain(named.iter().map(|destination| &destination.target))
     }
 
@@ -621,7 +633,8 @@ impl Config {
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;
-            let protocol = Protocol::Plug { target: Some(plug.target), handshake: PlugHandshake::default() };
+            let protocol =
+                Protocol::Plug { target: Some(LeadTo::Target(plug.target)), handshake: PlugHandshake::default() };
             self.add("--plug", value, ListenerConfig::new(plug.listen, protocol))?;
         }
         Ok(())

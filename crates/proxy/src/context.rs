@@ -21,6 +21,7 @@ use crate::{
     counters::{CounterValues, Counters},
     limits::{Counted, Full, Slot},
     log::access_log::{AccessLog, Record},
+    pool::Pools,
     resolve::Resolver,
     start_error::StartError,
     tables::Tables,
@@ -76,7 +77,7 @@ pub trait Service: Send + Sync {
 
     /// Opens what another configuration needs beside what is open already, for what is to take the place of this. What serves
     /// connections now goes on as it is.
-    fn reopen(&self, config: &Config) -> Result<Arc<dyn Service>, StartError>;
+    fn reopen(&self, config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError>;
 
     /// Puts settings of this configuration in force that concern what was open before, too.
     fn take_effect(&self, _config: &Config) {}
@@ -144,6 +145,8 @@ pub struct ServerContext {
 pub(crate) struct Opened {
     /// Listening sockets.
     pub listening: Listening,
+    /// Pools of servers, for all protocols.
+    pub pools: Pools,
     /// Protocols that other crates serve.
     pub services: Vec<Arc<dyn Service>>,
     /// Tap directories by path.

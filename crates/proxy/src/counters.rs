@@ -119,13 +119,13 @@ counters! {
     reused,
     /// Requests of HTTP and connections of TLS that no route of the listener matched.
     no_route,
-    /// HTTP: requests for which the pool had no server left.
+    /// Connections and requests for which the pool had no server left.
     no_server,
-    /// HTTP: requests sent to another server because one had failed.
+    /// Connections and requests that went to another server of the pool because one had failed.
     retries,
-    /// HTTP: servers of pools that were taken out after failed requests, or found down by checks.
+    /// Servers of pools that were taken out after failed connections or requests, or found down by checks.
     servers_down,
-    /// HTTP: servers of pools that came back.
+    /// Servers of pools that came back.
     servers_up,
     /// Time limits that passed.
     timeouts,

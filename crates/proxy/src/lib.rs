@@ -7,7 +7,7 @@
 //! this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
 //!
 //! Other protocols are a [`Service`] each: [`ftp`] here, HTTP in longsplice-proxy-http, a crate above this one. Configuration is
-//! here ([`routes`], [`fields`], [`filter`], [`config::pool`]), because one file has the keys of all protocols.
+//! here ([`routes`], [`fields`], [`filter`]), because one file has the keys of all protocols. All protocols share the [`pool`]s.
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
 //! means that the message is not complete. Every wait before the relay has a time limit, every buffer a size limit.
@@ -37,6 +37,7 @@ pub mod media;
 pub mod onward;
 pub mod pages;
 pub mod pattern;
+pub mod pool;
 mod program;
 pub mod proxy_protocol;
 pub mod resolve;

@@ -105,7 +105,7 @@ pub(crate) async fn handshake(
             .await
     };
     match handed.await {
-        Ok(left) => Ok(Ready { server, left }),
+        Ok(left) => Ok(Ready { server, left, lease: None }),
         Err(fault) => {
             shared.splicer.discard(server);
             Err(fault)

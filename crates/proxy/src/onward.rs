@@ -2,6 +2,7 @@
 
 pub mod dial;
 pub(crate) mod opening;
+pub(crate) mod pooled;
 
 use crate::{
     access::{Rules, Subject},
@@ -11,11 +12,12 @@ use crate::{
     fault::Fault,
     log::access_log::Record,
     onward::dial::dial,
+    pool::Lease,
     target::Target,
 };
+use bytes::Bytes;
 use longsplice_engine::{Command, Ended, FlowInfo, Leftovers, Leg, LegOfProxy};
 use std::{
-    any::Any,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -37,6 +39,15 @@ pub struct Ready {
     pub server: Leg,
     /// Bytes that were read too early.
     pub left: Leftovers,
+    /// The server of a pool, occupied up to the end.
+    pub lease: Option<Lease>,
+}
+
+impl Ready {
+    /// Returns what is ready with a server that is of no pool, and bytes for it.
+    pub(crate) fn with(server: Leg, rest: impl Into<Bytes>) -> Ready {
+        Ready { server, left: Leftovers::for_server(rest), lease: None }
+    }
 }
 
 /// State of a connection while it is relayed; small, because there may be a million of them.
@@ -45,8 +56,6 @@ pub struct Relayed {
     pub live: Live,
     /// When it was accepted.
     pub started: Instant,
-    /// What it occupies up to its end, such as a server of a pool.
-    pub lease: Option<Box<dyn Any + Send + Sync>>,
     /// Bytes of client and server that were passed on before.
     pub passed: Option<Box<[u64; 2]>>,
 }
@@ -93,12 +102,13 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     let (listen, command) = (record.listen, record.command);
     // Boxed: other connections have none of these, and all wait in memory.
     let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
+    let Ready { server, left, lease } = ready;
     let info = FlowInfo::new(listener, target).with_user(record.user).with_listen(listen).with_name(record.name);
     let done = move |ended: Ended, info: &FlowInfo| {
-        let Relayed { live, started, lease, passed } = relayed;
-        drop(lease);
+        let Relayed { live, started, passed } = relayed;
         let mut record = Record::new(listener, info.listen, ended.client);
         record.name.clone_from(&info.name);
+        lease.into_iter().for_each(|lease| lease.note(&mut record));
         record.server = Some(ended.server);
         record.target = Some(info.target.to_string());
         record.user = info.user.as_deref().map(String::from);
@@ -116,7 +126,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
         write(&live, record, started);
     };
-    let flow = shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, done);
+    let flow = shared.splicer.hand_over(client, server, left, front.policy.clone(), info, done);
     shared.triggers.begin(flow, &front.listener.triggers, &front.taps);
     if let Some(why) = enrolled.and_then(Enrolled::leave) {
         forbid(&shared, flow, why);

@@ -22,6 +22,7 @@ use crate::{
     inherited::Inherited,
     limits::{CONNECTIONS, Counted},
     log::access_log::{AccessLog, Record},
+    pool::{self, Pools, Upkeep},
     resolve::Resolver,
     start_error::StartError,
     tables::Tables,
@@ -82,7 +83,7 @@ struct State {
 }
 
 /// Opens a protocol of another crate, for those of its listeners that the configuration has.
-pub type Open = fn(&Config) -> Result<Arc<dyn Service>, StartError>;
+pub type Open = fn(&Config, &Pools) -> Result<Arc<dyn Service>, StartError>;
 
 /// All resources of a server except the data path: missing ones are noticed before the data path is touched.
 pub struct Prepared {
@@ -91,6 +92,7 @@ pub struct Prepared {
     sockets: Vec<Option<BoundSocket>>,
     log: AccessLog,
     taps: TapDirs,
+    pools: Pools,
     services: Vec<Arc<dyn Service>>,
     inherited: Arc<Inherited>,
 }
@@ -116,11 +118,12 @@ impl Prepared {
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
         let taps = taps(&config, &TapDirs::default())?;
-        let services = services.iter().map(|open| open(&config)).collect::<Result<Vec<_>, _>>()?;
+        let pools = pool::open(&config.pools, &Pools::default());
+        let services = services.iter().map(|open| open(&config, &pools)).collect::<Result<Vec<_>, _>>()?;
         let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
         match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
             Some(missing) => Err(StartError::NotServed(missing.name())),
-            None => Ok(Prepared { config, sockets, log, taps, services, inherited: inherited.into() }),
+            None => Ok(Prepared { config, sockets, log, taps, pools, services, inherited: inherited.into() }),
         }
     }
 
@@ -131,7 +134,7 @@ impl Prepared {
 
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
-        let Prepared { config, sockets, log, taps, services, inherited } = self;
+        let Prepared { config, sockets, log, taps, pools, services, inherited } = self;
         let tpot = tpot::open(&config)?;
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
@@ -153,13 +156,14 @@ impl Prepared {
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        let (mut opened, mut doors) = (Opened { services, taps, listening: Listening::default() }, Vec::new());
+        let mut opened = Opened { pools, services, taps, listening: Listening::default() };
+        let mut doors = Vec::new();
         for (number, (listener, socket)) in config.listeners.iter().zip(sockets).enumerate() {
             let of = (listener.clone(), socket);
             doors.push(Door::open((&shared, tpot.as_ref()), of, &opened, (number, None)).await?);
         }
         log_recovered(&shared);
-        opened.listening = listening(&doors);
+        opened.listening = listening(&doors, &opened.pools);
         shared.set_opened(opened);
         let (tasks, reloading) = (Vec::new(), tokio::sync::Mutex::default());
         let needs = |of: fn(&ListenerConfig) -> bool| config.listeners.iter().any(of);
@@ -228,7 +232,15 @@ impl Server {
             state.followed.entry(name.clone()).or_insert_with(follow);
         }
         state.tended.retain(|task| !task.is_finished());
-        state.tended.extend(shared.opened().services.iter().flat_map(|service| service.tend(shared)));
+        let opened = shared.opened();
+        let upkeep = Upkeep {
+            splicer: shared.splicer.clone(),
+            resolver: shared.resolver.clone(),
+            counters: shared.counters.clone(),
+            stop: shared.stop.clone(),
+        };
+        state.tended.extend(opened.pools.values().flat_map(|pool| pool.tend(&upkeep)));
+        state.tended.extend(opened.services.iter().flat_map(|service| service.tend(shared)));
     }
 
     /// Starts to look after tunnels.
@@ -393,10 +405,12 @@ fn names(config: &Config) -> BTreeSet<String> {
 }
 
 /// Returns the listening sockets.
-fn listening<'a>(doors: impl IntoIterator<Item = &'a Door>) -> Listening {
+fn listening<'a>(doors: impl IntoIterator<Item = &'a Door>, pools: &Pools) -> Listening {
     let of = |door: &Door| {
-        let front = door.fronts.now();
-        front.listener.binds().then(|| (door.addr, front.listener.fixed_target().cloned()))
+        let listener = &door.fronts.now().listener;
+        let pool = listener.fixed_pool().and_then(|name| pools.get(name));
+        let members = pool.into_iter().flat_map(|pool| &pool.members).map(|member| &member.target);
+        listener.binds().then(|| (door.addr, listener.fixed_target().into_iter().chain(members).cloned().collect()))
     };
     Listening(doors.into_iter().filter_map(of).collect())
 }

@@ -31,7 +31,7 @@ use crate::{
 };
 use asked::Asked;
 use bytes::Bytes;
-use longsplice_engine::{Leftovers, Leg};
+use longsplice_engine::Leg;
 use std::{
     convert::Infallible,
     fmt::Display,
@@ -275,7 +275,7 @@ async fn connect_to(
     record.server = Some(server.remote());
     let granted = timeout(front.listener.limits.handshake, request.grant(client, server.local())).await;
     granted.map_err(late)?.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
-    Ok(Ready { server, left: Leftovers::for_server(request.rest.clone()) })
+    Ok(Ready::with(server, request.rest.clone()))
 }
 
 async fn associate(

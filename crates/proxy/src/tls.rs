@@ -10,18 +10,19 @@ use crate::{
     access::Subject,
     config::{
         ListenerConfig,
+        pool::LeadTo,
         tls::{Route, Tls},
     },
     context::ServerContext,
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
     log::access_log::Record,
-    onward::{Ready, connect_under},
+    onward::{Ready, connect_under, pooled},
     proxy_protocol,
     target::{Host, Target},
 };
 use hello::{ClientHello, HELLO_MAX, HelloError, Scan};
-use longsplice_engine::{Leftovers, Leg};
+use longsplice_engine::Leg;
 use std::borrow::Cow;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
@@ -32,10 +33,9 @@ const INTERNAL_ERROR: u8 = 80;
 const UNRECOGNIZED_NAME: u8 = 112;
 
 impl Tls {
-    /// Returns the route for a ClientHello that asks for `asked`, and its target.
-    fn route<'a>(&'a self, hello: &ClientHello, asked: Option<&'a Target>) -> Option<(&'a Route, &'a Target)> {
-        let route = self.routes.iter().find(|r| r.matches(hello))?;
-        Some((route, route.target.as_ref().or(asked)?))
+    /// Returns where a ClientHello leads to; `None`: nowhere, or to what it asks for.
+    fn leads_to(&self, hello: &ClientHello) -> Option<Option<&LeadTo>> {
+        self.routes.iter().find(|route| route.matches(hello)).map(|route| route.target.as_ref())
     }
 }
 
@@ -92,28 +92,38 @@ async fn lead(
         asked.get_or_insert_with(|| client.local().into());
     }
     record.target = asked.as_ref().map(Target::to_string);
-    let (configured, target) = match (tls.route(&hello, asked.as_ref()), &asked) {
-        (Some((route, target)), _) => (route.target.is_some(), target),
-        (None, Some(asked)) if listener.intercepts.is_some() => (false, asked),
-        (None, _) => return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME))),
+    let led = match tls.leads_to(&hello) {
+        Some(led) if led.is_some() || asked.is_some() => led,
+        None if listener.intercepts.is_some() => None,
+        _ => return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME))),
     };
     // A configured target is like that of a plug.
-    let rules = if configured && listener.rules.guarded {
+    let rules = if led.is_some() && listener.rules.guarded {
         Cow::Owned(listener.rules.unguarded())
     } else {
         Cow::Borrowed(&listener.rules)
     };
-    record.target.get_or_insert_with(|| target.to_string());
     let refused = |fault| {
         let alert = if let Fault::Denied(_) = fault { ACCESS_DENIED } else { INTERNAL_ERROR };
         (fault, Some(alert))
     };
     let subject = Subject::by(client.source().ip());
+    let target = match (led, &asked) {
+        (Some(LeadTo::Pool(pool)), _) => {
+            let connected = Box::pin(pooled::connect(shared, (&rules, listener), client, &subject, pool, record)).await;
+            let (server, lease) = connected.map_err(refused)?;
+            record.target.get_or_insert_with(|| lease.0.name.to_string());
+            return Ok(Ready { lease: Some(lease), ..Ready::with(server, buffer.rest()) });
+        }
+        (Some(LeadTo::Target(target)), _) | (None, Some(target)) => target,
+        (None, None) => unreachable!("a client that names no server is led somewhere, or refused"),
+    };
+    record.target.get_or_insert_with(|| target.to_string());
     // A name only leads where the configuration says so: its client wants another address.
-    let at = listener.wanted(client).filter(|_| !configured);
+    let at = listener.wanted(client).filter(|_| led.is_none());
     let server = connect_under(&rules, shared, listener, client, &subject, (target, at)).await.map_err(refused)?;
     record.server = Some(server.remote());
-    Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
+    Ok(Ready::with(server, buffer.rest()))
 }
 
 fn bad(e: HandshakeError<HelloError>) -> (Fault, Option<u8>) {

@@ -4,6 +4,7 @@ mod first_bytes;
 mod guesses;
 mod login;
 mod loopback;
+mod pools;
 mod proxying;
 mod refusals;
 mod socks;

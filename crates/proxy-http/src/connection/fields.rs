@@ -80,7 +80,7 @@ impl Row<'_> {
         {
             let host = routed.site.clone().or_else(|| routed.target().map(host)).unwrap_or_default();
             let servers = match &routed.to {
-                To::Pool(pool, _) if undone => pool.config.servers.iter().map(|s| s.target.to_string()).collect(),
+                To::Pool(pool, _) if undone => pool.config().servers.iter().map(|s| s.target.to_string()).collect(),
                 _ => Vec::new(),
             };
             self.current = Current { route: routed.route, host, user: routed.user.clone(), servers };

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     cache::Fetch,
-    pool::{Lease, Pool, PoolKey},
+    pool::{Lease, Pool},
     stream::Stream,
 };
 use longsplice_engine::{FlowInfo, LegOfProxy, Refusal, SpliceWhen};
@@ -38,6 +38,7 @@ use longsplice_proxy::{
     filter::ReplyFilter,
     log::access_log::Record,
     onward::{connect, dial::dial},
+    pool::Key,
     rewrite::Wanted,
     target::Target,
 };
@@ -63,7 +64,7 @@ pub(super) enum To {
     /// The target that the client requested.
     Target(Target),
     /// A server of this pool, chosen by this key.
-    Pool(Arc<Pool>, PoolKey),
+    Pool(Arc<Pool>, Key),
     /// No server: the client is told, with this status, to ask there.
     Elsewhere(u16, String),
 }
@@ -219,23 +220,23 @@ impl Row<'_> {
     async fn seek_member(
         &mut self,
         routed: &RoutedRequest<'_>,
-        (pool, key): (&Pool, PoolKey),
+        (pool, key): (&Pool, Key),
         tries: &mut Tries,
     ) -> Result<(), Fault> {
         let shared = self.live.shared.clone();
         loop {
-            let may_try = tries.failed.len() < pool.config.tries as usize;
+            let may_try = tries.failed.len() < pool.config().tries as usize;
             let Some(lease) = may_try.then(|| pool.pick(key, &tries.failed)).flatten() else {
-                return Err(tries.why.take().unwrap_or_else(|| Fault::NoServer(pool.config.name.clone())));
+                return Err(tries.why.take().unwrap_or_else(|| Fault::NoServer(pool.config().name.clone())));
             };
             if !tries.failed.is_empty() {
                 Counters::add(&shared.counters.retries);
             }
-            let target = lease.0.target.clone();
+            let target = lease.member.target.clone();
             if !tries.fresh
                 && !self.front.listener.shows_clients
                 && (routed.request.is_repeatable() || self.count > 1)
-                && let Some(stream) = lease.0.idle(&shared.splicer, &self.client.leg)
+                && let Some(stream) = lease.member.idle(&shared.splicer, &self.client.leg)
             {
                 Counters::add(&shared.counters.reused);
                 self.server = Some(Held { target, stream, reused: true, lease: Some(lease) });
@@ -268,11 +269,12 @@ impl Row<'_> {
         let limits = &self.limits_of(routed);
         let idle = self.front.policy.idle_limit;
         let Some(Held { target, stream: server, reused, lease }) = &mut self.server else { return End::Stale };
-        let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.0.habit);
+        let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.member.habit);
         record.server = Some(server.leg.remote());
+        lease.iter().for_each(|lease| lease.general.note(record));
         let more = match &routed.to {
             To::Target(_) | To::Elsewhere(..) => false,
-            To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
+            To::Pool(pool, _) => tries.failed.len() + 1 < pool.config().tries as usize,
         };
         let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
         let filter = &self.http.filter;
@@ -310,7 +312,7 @@ impl Row<'_> {
         // what comes ahead of a splice has to be copied; what is copied anyway would be slower with a small window
         server.limit(bodies != SpliceWhen::Never && habit.is_long());
         let cookie = match (&routed.to, &*lease) {
-            (To::Pool(pool, _), Some(lease)) => pool.cookie(request, &lease.0),
+            (To::Pool(pool, _), Some(lease)) => pool.cookie(request, &lease.member),
             _ => None,
         };
         let ends = (&mut self.client, server);
@@ -392,14 +394,14 @@ impl Row<'_> {
         if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
             match end {
                 End::Done { .. } | End::Validated { .. } | End::Whole | End::Upgraded | End::Replaced { .. } => {
-                    lease.0.succeeded(counters)
+                    lease.member.succeeded(counters, &"it has answered a request")
                 }
                 // a server may close an idle connection at any time: that is no failure
                 End::Stale if !reused => tries.failed(lease, no_reply(), counters),
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
-                    lease.0.failed(counters, fault);
+                    lease.member.failed(counters, fault);
                 }
-                End::Cut(Cut::ServerReset, why) => lease.0.failed(counters, why),
+                End::Cut(Cut::ServerReset, why) => lease.member.failed(counters, why),
                 End::Ahead(_) | End::Stale | End::Gone | End::Fault(..) | End::Cut(..) => {}
             }
         }
@@ -410,7 +412,7 @@ impl Row<'_> {
                 stream.close(&shared.splicer);
             }
             (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
-                lease.0.keep(stream, &shared.splicer, &shared.stop);
+                lease.member.keep(stream, &shared.splicer, &shared.stop);
             }
             (End::Done { reuse: true, .. } | End::Validated { reuse: true, .. } | End::Upgraded, held) => {
                 self.server = held
@@ -442,8 +444,8 @@ pub(super) fn head_for(
 
 impl Tries {
     fn failed(&mut self, lease: &Lease, why: Fault, counters: &Counters) {
-        lease.0.failed(counters, &why);
-        self.failed.push(lease.0.index);
+        lease.member.failed(counters, &why);
+        self.failed.push(lease.member.index);
         self.why = Some(why);
     }
 }

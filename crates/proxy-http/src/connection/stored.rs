@@ -123,7 +123,7 @@ impl Row<'_> {
                 // servers may answer otherwise what is changed by the route
                 let asked = self.fields_of_route(routed).filter(|fields| !fields.request.is_empty());
                 let asked = asked.map_or_else(String::new, |fields| format!("{:?} ", fields.request));
-                Some(format!("{} {asked}http://{site}{path}", pool.config.name))
+                Some(format!("{} {asked}http://{site}{path}", pool.config().name))
             }
             To::Elsewhere(..) => None,
         }

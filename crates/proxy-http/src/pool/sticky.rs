@@ -17,13 +17,13 @@ pub(super) fn token(secret: &str, pool: &str, server: &str) -> String {
 impl Pool {
     /// Returns the index of the server that a request names in its cookie.
     pub(super) fn named(&self, request: &Request) -> Option<usize> {
-        let mut values = request.fields.cookies(&self.config.sticky.as_ref()?.cookie);
+        let mut values = request.fields.cookies(&self.config().sticky.as_ref()?.cookie);
         values.find_map(|value| self.members.iter().position(|m| m.token.as_bytes() == value))
     }
 
     /// Returns the value of Set-Cookie for the reply of this server; `None` if the client need not be told.
     pub fn cookie(&self, request: &Request, member: &Member) -> Option<String> {
-        let sticky = self.config.sticky.as_ref().filter(|_| self.named(request) != Some(member.index))?;
+        let sticky = self.config().sticky.as_ref().filter(|_| self.named(request) != Some(member.index))?;
         let mut cookie = format!("{}={}; Path=/; HttpOnly", sticky.cookie, member.token);
         if let Some(age) = sticky.max_age {
             cookie += &format!("; Max-Age={}", age.as_secs().max(1));

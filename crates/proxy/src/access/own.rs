@@ -47,9 +47,9 @@ fn may_be_bound(ip: IpAddr) -> bool {
     !UdpSocket::bind((ip, 0)).is_err_and(|e| e.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
-/// The listening sockets of this process, with the targets of plugs.
+/// The listening sockets of this process, with the targets of plugs: several, if they have a pool.
 #[derive(Debug, Default)]
-pub(crate) struct Listening(pub Vec<(SocketAddr, Option<Target>)>);
+pub(crate) struct Listening(pub Vec<(SocketAddr, Vec<Target>)>);
 
 impl Listening {
     /// Returns whether a connection from the listener `from` to the server `to` would come back to `from`: at once, or by way of
@@ -57,19 +57,19 @@ impl Listening {
     pub fn leads_back(&self, from: SocketAddr, to: SocketAddr, known: impl Fn(&Target) -> Vec<SocketAddr>) -> bool {
         let (mut seen, mut left) = (HashSet::new(), vec![to]);
         while let Some(to) = left.pop() {
-            let Some((listen, target)) = self.at(to) else { continue };
+            let Some((listen, targets)) = self.at(to) else { continue };
             if *listen == from {
                 return true;
             }
             if seen.insert(*listen) {
-                left.extend(target.iter().flat_map(&known));
+                left.extend(targets.iter().flat_map(&known));
             }
         }
         false
     }
 
     /// Returns the listener that accepts connections to this address.
-    fn at(&self, to: SocketAddr) -> Option<&(SocketAddr, Option<Target>)> {
+    fn at(&self, to: SocketAddr) -> Option<&(SocketAddr, Vec<Target>)> {
         // The kernel takes a connection to the unspecified address for one to loopback.
         let ip = match to.ip().to_canonical() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -105,14 +105,15 @@ mod tests {
 
     #[test]
     fn ways_back() {
-        let plug = |listen, target: &str| (at(listen), Some(target.parse().unwrap()));
+        let plug = |listen, target: &str| (at(listen), target.split(' ').map(|t| t.parse().unwrap()).collect());
         let all = Listening(vec![
-            (at("0.0.0.0:1080"), None),
+            (at("0.0.0.0:1080"), Vec::new()),
             plug("127.0.0.1:1", "127.0.0.2:2"),
             plug("0.0.0.0:2", "name:3"),
             plug("127.0.0.1:3", "127.0.0.1:1"),
             plug("127.0.0.1:4", "127.0.0.1:1"),
             plug("[::1]:5", "127.0.0.1:1080"),
+            plug("[::1]:6", "192.0.2.1:1 127.0.0.1:1080"),
         ]);
         let known = |target: &Target| match target.to_string().as_str() {
             "name:3" => vec![at("192.0.2.1:3"), at("127.0.0.1:3")],
@@ -129,6 +130,7 @@ mod tests {
             ("127.0.0.1:3", "127.0.0.1:1", true),
             ("127.0.0.1:4", "127.0.0.1:1", false), // the others are in a circle: they are refused there
             ("[::1]:5", "127.0.0.1:1080", false),
+            ("0.0.0.0:1080", "[::1]:6", true),
         ] {
             assert_eq!(all.leads_back(at(from), at(to), known), want, "{from} to {to}");
         }

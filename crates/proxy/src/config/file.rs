@@ -172,6 +172,7 @@ pub(super) struct Listener {
     pub source: Option<Spanned<Shown>>,
     pub listen: Spanned<Parsed<Listen>>,
     pub target: Option<Spanned<Parsed<Target>>>,
+    pub pool: Option<Spanned<String>>,
     handshake: Option<Spanned<RawHandshake>>,
     pub users: Option<Spanned<BTreeMap<String, String>>>,
     pub users_file: Option<Spanned<PathBuf>>,
@@ -444,11 +445,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         }
         config.push(listener).map_err(|of| source.wrong(name.unwrap_or(listen), &TwiceNamed(of)))?;
     }
-    for (name, at) in spans {
-        if !config.listeners.iter().flat_map(ListenerConfig::pools).any(|used| *used == name) {
-            source.warn(at, &format!("nothing leads to pool {name}: no route names it"));
-        }
-    }
+    source.look_at_pools(spans, &config);
     let intercepts = config.listeners.iter().any(|l| l.intercepts == Some(TpotWhose::Askers));
     if let (Some(at), true) = (bypass, intercepts || tpot.is_some()) {
         return Err(source.wrong(at, "packets would bypass the tunnels of tpot: remove xdp and peer, or tpot"));
@@ -476,6 +473,11 @@ impl SourceFile<'_> {
         ];
         if let (Some(span), true) = (of_http.into_iter().flatten().next(), raw.protocol != Name::Http) {
             return Err(self.wrong(span, "only HTTP has this: remove the key, or use protocol = \"http\""));
+        }
+        if let (Some(pool), true) = (&raw.pool, raw.protocol != Name::Plug) {
+            return Err(
+                self.wrong(pool.span(), "only plugs have this: name the pool in a route, or use protocol = \"plug\"")
+            );
         }
         if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http) {
             let cure = "only HTTP has caches: remove the key, or use protocol = \"http\", or inside = \"http\"";
@@ -558,7 +560,7 @@ impl SourceFile<'_> {
                     "an HTTP client names its own target: remove `target`, add routes, or use protocol = \"plug\"",
                 ));
             }
-            (Name::Tls, None) => Protocol::Tls(self.tls(raw.port.map(|p| p.into_inner().get()), raw.route.0)?),
+            (Name::Tls, None) => Protocol::Tls(self.tls(raw.port.map(|p| p.into_inner().get()), raw.route.0, pools)?),
             (Name::Tls, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
@@ -583,14 +585,7 @@ impl SourceFile<'_> {
                 let cure = "clients choose: write it as a [[listener.destination]], or use protocol = \"plug\"";
                 return Err(self.wrong(target.span(), cure));
             }
-            (Name::Plug, None) if whose.is_none() => {
-                return Err(
-                    self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\", or transparent = true")
-                );
-            }
-            (Name::Plug, target) => {
-                Protocol::Plug { target: target.map(|target| target.into_inner().0), handshake: of_plug }
-            }
+            (Name::Plug, target) => self.plug((span, whose), (target, raw.pool), of_plug, pools)?,
             (Name::Transparent, None) => Protocol::Transparent,
             (Name::Tpot, _) => Protocol::Tpot,
             (Name::Transparent, Some(target)) => {
@@ -608,7 +603,7 @@ impl SourceFile<'_> {
         listener.intercepts = whose;
         listener.shows_clients = shows_clients;
         listener.handshake = of_tpot;
-        let guarded = listener.rules.guarded || (whose.is_some() && listener.fixed_target().is_none());
+        let guarded = listener.rules.guarded || (whose.is_some() && !listener.leads_all());
         let rules = Rules::new(self.rules(raw.rules.0, guarded), guarded);
         listener.rules = if whose.is_some() { rules.for_intercepted() } else { rules };
         let RawPolicy { policy, says_when } = raw.policy.0;
@@ -657,7 +652,7 @@ impl SourceFile<'_> {
             _ if of_tpot.is_none() => {
                 "the handshake of intercepted connections is \"basic\", \"pipelined\" or \"confirm\""
             }
-            Name::Plug if early && raw.target.is_some() => {
+            Name::Plug if early && (raw.target.is_some() || raw.pool.is_some()) => {
                 "only the server that the client wants is connected to on its SYN: remove `target`, or the handshake"
             }
             Name::Tpot | Name::Plug if early && header.is_some() => {

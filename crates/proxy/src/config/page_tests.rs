@@ -1,7 +1,7 @@
 //! docs/configuration.md has every key, word and default, and its examples are right.
 
 use super::{
-    pool::{Check, HealthLimits},
+    pool::{Ask, Check, HealthLimits},
     tests::{HTTP, mistake, read},
     *,
 };
@@ -170,8 +170,8 @@ fn the_page_has_the_right_defaults() {
     let seconds = |d: Duration| d.as_secs_f64().to_string();
     let (policy, limits, filter) = (Policy::default(), Limits::default(), Filter::default());
     let (commands, conditions) = (Commands::default(), Conditions::default());
-    let (pool, check, health) =
-        (PoolConfig::new(String::new(), Vec::new()), Check::new("/".into()), HealthLimits::default());
+    let (pool, check, health) = (PoolConfig::new(String::new(), Vec::new()), Check::default(), HealthLimits::default());
+    let status = Ask::new("/".into()).status;
     let SpliceWhen::AfterBytes(bytes) = policy.when else { panic!() };
     let ports = OpenOptions::default().source_ports;
     let cache = read(&format!("{HTTP}cache.dir = \"c\"")).unwrap().listeners[0].cache().unwrap().size;
@@ -220,7 +220,7 @@ fn the_page_has_the_right_defaults() {
         ("Pools", "out", seconds(health.out)),
         ("Health checks", "interval", seconds(check.interval)),
         ("Health checks", "timeout", seconds(check.timeout)),
-        ("Health checks", "status", word(&format!("{}-{}", check.status.start(), check.status.end()))),
+        ("Health checks", "status", word(&format!("{}-{}", status.start(), status.end()))),
         ("Health checks", "rise", health.rise.to_string()),
         ("Health checks", "fall", health.fall.to_string()),
     ] {

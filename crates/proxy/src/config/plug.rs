@@ -1,7 +1,15 @@
-//! The value of `--plug`: a listening address and a fixed target.
+//! Plugs: the value of `--plug`, a listening address and a fixed target; and what the TOML file says of where a plug leads to.
 
+use super::{
+    ConfigError, PlugHandshake, Protocol,
+    pool::{LeadTo, PoolConfig},
+    source::SourceFile,
+    value::Parsed,
+};
 use crate::target::{Target, TargetError};
-use std::{net::SocketAddr, str::FromStr};
+use longsplice_engine::TpotWhose;
+use std::{net::SocketAddr, ops::Range, str::FromStr};
+use toml::Spanned;
 
 /// A plug, written `ADDR:PORT=HOST:PORT` as the value of `--plug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,9 +56,40 @@ impl FromStr for Plug {
     }
 }
 
+impl SourceFile<'_> {
+    /// `at`, `whose`: the table of the listener, and whose connections it intercepts.
+    pub(super) fn plug(
+        &self,
+        (at, whose): (Range<usize>, Option<TpotWhose>),
+        (target, pool): (Option<Spanned<Parsed<Target>>>, Option<Spanned<String>>),
+        handshake: PlugHandshake,
+        pools: &[PoolConfig],
+    ) -> Result<Protocol, ConfigError> {
+        let target = match (target, pool) {
+            (None, None) if whose.is_none() => {
+                let cure = "a plug needs a target: add target = \"HOST:PORT\", pool = \"NAME\", or transparent = true";
+                return Err(self.wrong(at, cure));
+            }
+            (Some(_), Some(pool)) => {
+                return Err(self.wrong(pool.span(), "a plug has a target or a pool: remove one of them"));
+            }
+            (None, Some(pool)) if handshake == PlugHandshake::EndToEnd => {
+                let cure = "a client cannot shake hands with a server that is chosen later: remove the handshake, \
+                            or write a target instead";
+                return Err(self.wrong(pool.span(), cure));
+            }
+            (None, Some(pool)) => Some(LeadTo::Pool(self.pool_named(pool, pools)?)),
+            (target, None) => target.map(|target| LeadTo::Target(target.into_inner().0)),
+        };
+        Ok(Protocol::Plug { target, handshake })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use std::path::Path;
 
     #[test]
     fn plugs() {
@@ -58,6 +97,46 @@ mod tests {
         assert_eq!((plug.listen.to_string(), plug.target.to_string()), ("[::1]:8080".into(), "example.org:80".into()));
         let plug: Plug = "0.0.0.0:1=[2001:db8::1]:2".parse().unwrap();
         assert_eq!(plug.target.to_string(), "[2001:db8::1]:2");
+    }
+
+    #[test]
+    fn pools() {
+        let read = |more: &str| {
+            let plug = format!("[[listener]]\nprotocol = \"plug\"\nlisten = \"127.0.0.1:1\"\n{more}\n");
+            Config::from_toml(&(plug + "[pool.db]\nservers = [\"a:1\"]\n"), Path::new("l.toml"))
+        };
+        let config = read("pool = \"db\"").unwrap();
+        let [plug] = &config.listeners[..] else { panic!() };
+        assert_eq!(
+            plug.protocol,
+            Protocol::Plug { target: Some(LeadTo::Pool("db".into())), handshake: PlugHandshake::Proxy }
+        );
+        assert!(plug.leads_all() && !plug.rules.guarded && plug.fixed_target().is_none());
+        assert_eq!((plug.pools().collect::<Vec<_>>(), config.warnings), (vec!["db"], Vec::new()));
+        let routed = read("pool = \"db\"\ntransparent = true").unwrap().listeners.remove(0);
+        assert!(routed.leads_all() && !routed.rules.guarded);
+        for (more, want) in [
+            ("pool = \"d\"", "4:8: there is no pool \"d\""),
+            ("pool = \"db\"\ntarget = \"a:1\"", "4:8: a plug has a target or a pool"),
+            ("pool = \"db\"\nhandshake = \"end-to-end\"", "4:8: a client cannot shake hands with a server that"),
+            (
+                "pool = \"db\"\ntransparent = true\nhandshake = \"confirm\"",
+                "6:13: only the server that the client wants",
+            ),
+            ("", "1:1: a plug needs a target"),
+        ] {
+            let wrong = read(more).expect_err(more).to_string();
+            assert!(wrong.starts_with(&format!("l.toml:{want}")), "{more}: {wrong}");
+        }
+        let of_http = "pool = \"db\"\n[pool.db.sticky]\ncookie = \"a\"\n[pool.other]\nservers = [\"b:1\"]";
+        let text = format!("[[listener]]\nprotocol = \"plug\"\nlisten = \"127.0.0.1:1\"\n{of_http}\n");
+        let text = text.replace("[pool.db.sticky]", "[pool.db]\nservers = [\"a:1\"]\n[pool.db.sticky]");
+        let [unread, unused] = &Config::from_toml(&text, Path::new("l.toml")).unwrap().warnings[..] else { panic!() };
+        assert!(
+            unread.starts_with("l.toml:5:1: ") && unread.contains("hash_field and sticky are for HTTP"),
+            "{unread}"
+        );
+        assert!(unused.contains("nothing leads to pool other"), "{unused}");
     }
 
     #[test]

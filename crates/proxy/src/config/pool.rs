@@ -1,4 +1,4 @@
-//! Configuration of a pool of servers: the servers, how requests are distributed, and when a server counts as down.
+//! Configuration of a pool of servers: the servers, how connections and requests are distributed, and when a server counts as down.
 
 use crate::target::Target;
 use std::{ops::RangeInclusive, time::Duration};
@@ -15,11 +15,11 @@ pub struct PoolConfig {
     pub name: String,
     /// One to [`SERVERS_MAX`] servers.
     pub servers: Vec<ServerConfig>,
-    /// How requests are distributed.
+    /// How connections and requests are distributed.
     pub balance: Balance,
-    /// Maximum number of servers tried for a request, including the first.
+    /// Maximum number of servers tried for one of them, including the first.
     pub tries: u32,
-    /// Maximum number of idle connections kept per server.
+    /// Maximum number of idle connections kept per server; HTTP only, as the next two.
     pub idle_connections: usize,
     /// Time for which an idle connection is kept.
     pub idle_time: Duration,
@@ -29,8 +29,29 @@ pub struct PoolConfig {
     pub slow_start: Duration,
     /// Thresholds for taking servers out and back.
     pub health: HealthLimits,
-    /// Active checks; none: only requests tell whether a server is down.
+    /// Active checks; none: only connections and requests tell whether a server is down.
     pub check: Option<Check>,
+}
+
+/// Where a listener or a route leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeadTo {
+    /// One server.
+    Target(Target),
+    /// The pool of this name.
+    Pool(String),
+}
+
+impl LeadTo {
+    /// Returns the server, if there is just one.
+    pub fn target(&self) -> Option<&Target> {
+        if let LeadTo::Target(target) = self { Some(target) } else { None }
+    }
+
+    /// Returns the name of the pool, if it is one.
+    pub fn pool(&self) -> Option<&str> {
+        if let LeadTo::Pool(name) = self { Some(name) } else { None }
+    }
 }
 
 /// A server of a pool.
@@ -38,7 +59,7 @@ pub struct PoolConfig {
 pub struct ServerConfig {
     /// Address of the server.
     pub target: Target,
-    /// Share of the requests relative to the other servers: 1 to [`WEIGHT_MAX`].
+    /// Share relative to the other servers: 1 to [`WEIGHT_MAX`].
     pub weight: u32,
 }
 
@@ -74,13 +95,13 @@ pub struct Sticky {
     pub max_age: Option<Duration>,
 }
 
-/// How requests are distributed over the servers of a pool.
+/// How connections and requests are distributed over the servers of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Balance {
     /// In turn, with the turns of heavy servers spread among those of light ones (smooth weighted round robin, as in nginx).
     #[default]
     RoundRobin,
-    /// The server with the fewest requests per weight; in turn if several are equal.
+    /// The server with the fewest of them per weight; in turn if several are equal.
     LeastConnections,
     /// The same key goes to the same server as long as that server is available. Other servers may come and go without
     /// changing it. Rendezvous hashing (Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998).
@@ -92,14 +113,14 @@ pub enum Balance {
 pub enum Key {
     /// The client's address.
     Client,
-    /// The first field of this name; without the field, the client's address.
+    /// The first field of this name in a request; without the field, the client's address.
     Field(String),
 }
 
 /// Thresholds at which a server counts as down, and as up again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthLimits {
-    /// Number of consecutive failed requests after which the server is taken out.
+    /// Number of consecutive failed connections and requests after which the server is taken out.
     pub failures: u32,
     /// Time for which it is taken out.
     pub out: Duration,
@@ -118,21 +139,34 @@ impl Default for HealthLimits {
 /// Active check of servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// Path of the GET request; begins with `/`.
-    pub path: String,
-    /// `Host` of the request; none: the address of the server.
-    pub host: Option<String>,
+    /// What the server is asked; none: it has to accept a connection.
+    pub ask: Option<Ask>,
     /// Time from the end of one check to the start of the next.
     pub interval: Duration,
     /// Time limit of a check, including name resolution and connecting.
     pub timeout: Duration,
+}
+
+impl Default for Check {
+    fn default() -> Check {
+        Check { ask: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2) }
+    }
+}
+
+/// A request of HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Path of the GET request; begins with `/`.
+    pub path: String,
+    /// `Host` of the request; none: the address of the server.
+    pub host: Option<String>,
     /// Good statuses, within 200 to 599.
     pub status: RangeInclusive<u16>,
 }
 
-impl Check {
-    /// Returns a check with defaults for the rest.
-    pub fn new(path: String) -> Check {
-        Check { path, host: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2), status: 200..=399 }
+impl Ask {
+    /// Returns a request with defaults for the rest.
+    pub fn new(path: String) -> Ask {
+        Ask { path, host: None, status: 200..=399 }
     }
 }

@@ -21,6 +21,8 @@ pub(super) type Listed<T> = Option<Spanned<Many<Parsed<T>>>>;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawRoute {
+    // both
+    pub pool: Option<Spanned<String>>,
     // TLS
     pub name: Listed<ServerName>,
     pub alpn: Listed<Alpn>,
@@ -30,7 +32,6 @@ pub(super) struct RawRoute {
     pub path: Option<Spanned<Parsed<PlainPath>>>,
     pub path_exact: Option<Spanned<Parsed<PlainPath>>>,
     pub path_regex: Option<Spanned<Parsed<Regex>>>,
-    pub pool: Option<Spanned<String>>,
     pub fields: Option<Spanned<RawFields>>,
     pub redirect: Option<Spanned<RawRedirect>>,
     pub rewrite: Option<Spanned<RawRewrite>>,
@@ -56,7 +57,7 @@ impl RawRoute {
     /// Returns the first key that only HTTP has.
     pub fn key_of_http(&self) -> Option<Key> {
         let path = key("path", &self.path).or(key("path_exact", &self.path_exact));
-        let to = key("pool", &self.pool).or(key("redirect", &self.redirect)).or(key("rewrite", &self.rewrite));
+        let to = key("redirect", &self.redirect).or(key("rewrite", &self.rewrite));
         let users = key("users", &self.users).or(key("users_file", &self.users_file));
         key("host", &self.host)
             .or(path)

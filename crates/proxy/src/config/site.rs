@@ -1,8 +1,8 @@
 //! HTTP routes and pools in the TOML file.
 
 use super::{
-    ConfigError,
-    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
+    Config, ConfigError,
+    pool::{Ask, Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
     route::{RawRoute, list},
     source::SourceFile,
     value::{OrNumber, Parsed, Seconds},
@@ -16,7 +16,12 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use std::{collections::BTreeMap, fmt, ops::RangeInclusive, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{Range, RangeInclusive},
+    str::FromStr,
+};
 use toml::Spanned;
 
 #[derive(Deserialize)]
@@ -90,11 +95,11 @@ enum RawBalance {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawCheck {
-    path: Parsed<CheckPath>,
-    host: Option<Parsed<CheckHost>>,
+    path: Option<Parsed<CheckPath>>,
+    host: Option<Spanned<Parsed<CheckHost>>>,
     interval: Option<Seconds>,
     timeout: Option<Seconds>,
-    status: Option<OrNumber<Statuses>>,
+    status: Option<Spanned<OrNumber<Statuses>>>,
     rise: Option<Number<1, 1000>>,
     fall: Option<Number<1, 1000>>,
 }
@@ -214,9 +219,57 @@ impl SourceFile<'_> {
                 rise: raw.check.as_ref().and_then(|c| c.rise.as_ref()).map_or(d.health.rise, |n| n.0),
                 fall: raw.check.as_ref().and_then(|c| c.fall.as_ref()).map_or(d.health.fall, |n| n.0),
             },
-            check: raw.check.map(check),
+            check: raw.check.map(|raw| self.health_check(raw)).transpose()?,
             ..d
         })
+    }
+
+    fn health_check(&self, raw: RawCheck) -> Result<Check, ConfigError> {
+        let d = Check::default();
+        let of_http = raw.host.as_ref().map(Spanned::span).or(raw.status.as_ref().map(Spanned::span));
+        let ask = match (raw.path, of_http) {
+            (Some(path), _) => {
+                let d = Ask::new(path.0.0);
+                Some(Ask {
+                    host: raw.host.map(|h| h.into_inner().0.0),
+                    status: raw.status.map_or(d.status.clone(), |s| s.into_inner().0.0),
+                    ..d
+                })
+            }
+            (None, Some(at)) => {
+                return Err(self.wrong(at, "without a path, nothing is asked for: add path = \"/\", or remove the key"));
+            }
+            (None, None) => None,
+        };
+        let (interval, timeout) = (raw.interval.map_or(d.interval, |s| s.0), raw.timeout.map_or(d.timeout, |s| s.0));
+        Ok(Check { ask, interval, timeout })
+    }
+
+    /// Returns the name of a pool, which there has to be.
+    pub(super) fn pool_named(&self, pool: Spanned<String>, pools: &[PoolConfig]) -> Result<String, ConfigError> {
+        let (at, name) = (pool.span(), pool.into_inner());
+        if !pools.iter().any(|pool| pool.name == name) {
+            let cure = format!("there is no pool {name:?}: add [pool.{name}] with servers = [\"HOST:PORT\"]");
+            return Err(self.wrong(at, &cure));
+        }
+        Ok(name)
+    }
+
+    /// Warns of pools that nothing leads to, and of keys that nobody reads who is led there.
+    pub(super) fn look_at_pools(&self, spans: Vec<(String, Range<usize>)>, config: &Config) {
+        for (name, at) in spans {
+            let users = || config.listeners.iter().filter(|listener| listener.pools().any(|pool| pool == name));
+            let pool = config.pools.iter().find(|pool| pool.name == name);
+            let reads =
+                pool.is_some_and(|p| p.sticky.is_some() || matches!(p.balance, Balance::ConsistentHash(Key::Field(_))));
+            if users().next().is_none() {
+                self.warn(at, &format!("nothing leads to pool {name}: no listener and no route names it"));
+            } else if let Some(listener) = users().find(|listener| listener.http().is_none()).filter(|_| reads) {
+                let what =
+                    format!("clients of {} are led to pool {name} without a look at cookies and fields", listener.name);
+                self.warn(at, &format!("{what}: hash_field and sticky are for HTTP"));
+            }
+        }
     }
 
     pub(super) fn routes(&self, raw: Vec<Spanned<RawRoute>>, pools: &[PoolConfig]) -> Result<Vec<Route>, ConfigError> {
@@ -235,14 +288,7 @@ impl SourceFile<'_> {
         }
         let asks = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
         let to = match (raw.pool, raw.redirect, asks) {
-            (Some(pool), None, _) if pools.iter().any(|p| p.name == *pool.get_ref()) => {
-                RouteTo::Pool(pool.into_inner())
-            }
-            (Some(pool), None, _) => {
-                let name = pool.get_ref();
-                let cure = format!("there is no pool {name:?}: add [pool.{name}] with servers = [\"HOST:PORT\"]");
-                return Err(self.wrong(pool.span(), &cure));
-            }
+            (Some(pool), None, _) => RouteTo::Pool(self.pool_named(pool, pools)?),
             (None, Some(_), Some(users)) => {
                 return Err(self.wrong(users, "a redirect asks nobody for a password: remove the users"));
             }
@@ -268,16 +314,5 @@ impl SourceFile<'_> {
         let longest = [raw.request_body, raw.reply_body].map(|most| most.map(Spanned::into_inner));
         let users = self.http_users(raw.users, raw.users_file)?;
         Ok(Route { hosts: list(raw.host).collect(), path, to, rewrite, rewrite_replies, longest, users, fields })
-    }
-}
-
-fn check(raw: RawCheck) -> Check {
-    let d = Check::new(raw.path.0.0);
-    Check {
-        host: raw.host.map(|h| h.0.0),
-        interval: raw.interval.map_or(d.interval, |s| s.0),
-        timeout: raw.timeout.map_or(d.timeout, |s| s.0),
-        status: raw.status.map_or(d.status.clone(), |s| s.0.0),
-        ..d
     }
 }

@@ -1,6 +1,6 @@
 //! A complete file, defaults, the command line, and the position and advice of every error.
 
-use super::pool::{Balance, Check, HealthLimits, Key};
+use super::pool::{Ask, Balance, Check, HealthLimits, Key};
 use super::*;
 use crate::access::{Action, Pattern};
 use crate::log::access_log::{LogFormat, LogTarget};
@@ -99,7 +99,10 @@ fn whole_file() {
     assert_eq!(format!("{users:?}"), r#"{"ann", "bob b"}"#);
     assert_eq!(
         plug.protocol,
-        Protocol::Plug { target: Some("example.org:80".parse().unwrap()), handshake: PlugHandshake::Proxy }
+        Protocol::Plug {
+            target: Some(LeadTo::Target("example.org:80".parse().unwrap())),
+            handshake: PlugHandshake::Proxy
+        }
     );
     assert_eq!((socks.rules.guarded, plug.rules.guarded), (true, false));
     let [allow, deny] = socks.rules.list() else { panic!() };
@@ -420,7 +423,8 @@ fn sites() {
     assert_eq!((pool.tries, pool.idle_connections, pool.idle_time), (2, 0, Duration::from_millis(1500)));
     let d = HealthLimits::default();
     assert_eq!(pool.health, HealthLimits { failures: 4, out: Duration::from_secs(5), rise: 6, fall: d.fall });
-    let check = Check { status: 204..=204, timeout: Duration::from_secs(7), ..Check::new("/h?x".into()) };
+    let ask = Some(Ask { status: 204..=204, ..Ask::new("/h?x".into()) });
+    let check = Check { ask, timeout: Duration::from_secs(7), ..Check::default() };
     assert_eq!(pool.check, Some(check));
     let plain = read("[pool.p]\nservers = [\"a:1\"]").unwrap().pools.remove(0);
     assert_eq!(plain, PoolConfig::new("p".into(), plain.servers.clone()));
@@ -477,6 +481,9 @@ fn mistakes_in_sites() {
     expect(&pool("balance = \"consistent-hash\"\nhash_field = \"X User\""), (4, 14), "bad field name");
     expect(&pool("tries = 0"), (3, 9), "a number from 1 to 16");
     expect(&pool("check = { path = \"health\" }"), (3, 18), "begin it with `/`");
+    expect(&pool("check = { host = \"a\" }"), (3, 18), "add path = ");
+    expect(&pool("check = { status = 200 }"), (3, 20), "add path = ");
+    assert_eq!(read(&pool("check = {}")).unwrap().pools[0].check, Some(Check::default()));
     expect(&pool("check = { path = \"/\", status = \"100-200\" }"), (3, 32), "from 200 to 599");
     expect(&pool("check = { path = \"/\", host = \"a b\" }"), (3, 30), "HOST:PORT");
     expect(&pool("check = { path = \"/\", interval = 0 }"), (3, 34), "seconds above 0");
@@ -595,7 +602,10 @@ fn routes_of_tls() {
     let (routes, guarded) = tls("[[listener.route]]\nname = [\"A.b\", \"*.c\"]\nalpn = \"h2\"\ntarget = \"x:1\"");
     let [route] = &routes.routes[..] else { panic!() };
     assert_eq!(route.name, [Pattern::Name("a.b".into()), Pattern::Below("c".into())]);
-    assert_eq!((route.alpn.clone(), route.target.clone(), guarded), (vec!["h2".into()], "x:1".parse().ok(), false));
+    assert_eq!(
+        (route.alpn.clone(), route.target.clone(), guarded),
+        (vec!["h2".into()], "x:1".parse().ok().map(LeadTo::Target), false)
+    );
     assert!(tls("[[listener.route]]\ntarget = \"x:1\"\n[[listener.route]]").1);
 }
 
@@ -607,8 +617,9 @@ fn mistakes_in_routes() {
     expect(&route("alpn = \"\""), (5, 8), "1 to 255 bytes");
     expect(&route("target = \"x\""), (5, 10), "no port");
     expect(&route("host = \"x\""), (5, 8), "remove `host`, or use protocol = \"http\"");
-    expect(&route("name = \"a\"\npath_exact = \"/\""), (6, 14), "name, alpn and target: remove `path_exact`");
-    expect(&route("pool = \"p\""), (5, 8), "remove `pool`");
+    expect(&route("name = \"a\"\npath_exact = \"/\""), (6, 14), "name, alpn, target and pool: remove `path_exact`");
+    expect(&route("pool = \"p\""), (5, 8), "there is no pool \"p\"");
+    expect(&route("target = \"x:1\"\npool = \"p\""), (6, 8), "a target or a pool");
     expect(&route("sni = \"x\""), (5, 1), "unknown field `sni`");
     expect(&route("name = []"), (5, 8), "empty list");
     expect(&format!("{TLS}target = \"x:1\""), (4, 10), "below a [[listener.route]]");

@@ -2,6 +2,7 @@
 
 use super::{
     ConfigError, Http, PlugHandshake, Protocol,
+    pool::{LeadTo, PoolConfig},
     route::{RawRoute, list},
     source::SourceFile,
     value::{Many, Parsed},
@@ -9,7 +10,6 @@ use super::{
 use crate::{
     access::{Pattern, Prefix},
     proxy_protocol::{ProxyProtocol, Version},
-    target::Target,
 };
 use serde::Deserialize;
 use toml::Spanned;
@@ -30,8 +30,8 @@ pub struct Route {
     pub name: Vec<Pattern>,
     /// Application protocols, of which the client has to offer at least one (RFC 7301).
     pub alpn: Vec<String>,
-    /// The target; none: the requested name, and no match if there is no name.
-    pub target: Option<Target>,
+    /// Where it leads to; none: the requested name, and no match if there is no name.
+    pub target: Option<LeadTo>,
 }
 
 impl Default for Tls {
@@ -72,24 +72,33 @@ enum RawVersion {
 }
 
 impl SourceFile<'_> {
-    pub(super) fn tls(&self, port: Option<u16>, routes: Vec<Spanned<RawRoute>>) -> Result<Tls, ConfigError> {
+    pub(super) fn tls(
+        &self,
+        port: Option<u16>,
+        routes: Vec<Spanned<RawRoute>>,
+        pools: &[PoolConfig],
+    ) -> Result<Tls, ConfigError> {
         if routes.is_empty() {
             return Ok(Tls { port, ..Tls::default() });
         }
-        let routes = routes.into_iter().map(|route| self.route_of_tls(route.into_inner()));
+        let routes = routes.into_iter().map(|route| self.route_of_tls(route.into_inner(), pools));
         Ok(Tls { routes: routes.collect::<Result<_, _>>()?, port })
     }
 
-    fn route_of_tls(&self, raw: RawRoute) -> Result<Route, ConfigError> {
+    fn route_of_tls(&self, raw: RawRoute, pools: &[PoolConfig]) -> Result<Route, ConfigError> {
         if let Some((key, at)) = raw.key_of_http() {
-            let cure = format!("routes of TLS have name, alpn and target: remove `{key}`, or use protocol = \"http\"");
+            let cure =
+                format!("routes of TLS have name, alpn, target and pool: remove `{key}`, or use protocol = \"http\"");
             return Err(self.wrong(at, &cure));
         }
-        Ok(Route {
-            name: list(raw.name).map(|n| n.0).collect(),
-            alpn: list(raw.alpn).map(|p| p.0).collect(),
-            target: raw.target.map(|t| t.into_inner().0),
-        })
+        let target = match (raw.target, raw.pool) {
+            (Some(_), Some(pool)) => {
+                return Err(self.wrong(pool.span(), "a route has a target or a pool: remove one of them"));
+            }
+            (None, Some(pool)) => Some(LeadTo::Pool(self.pool_named(pool, pools)?)),
+            (target, None) => target.map(|target| LeadTo::Target(target.into_inner().0)),
+        };
+        Ok(Route { name: list(raw.name).map(|n| n.0).collect(), alpn: list(raw.alpn).map(|p| p.0).collect(), target })
     }
 
     pub(super) fn proxy_protocol(

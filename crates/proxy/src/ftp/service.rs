@@ -4,6 +4,7 @@ use super::serve;
 use crate::{
     Config, Handler, ListenerConfig, Protocol, Service, StartError,
     context::{Front, Live},
+    pool::Pools,
 };
 use bytes::Bytes;
 use longsplice_engine::Leg;
@@ -12,7 +13,7 @@ use std::{pin::Pin, sync::Arc};
 struct Ftp;
 
 /// Opens nothing: there is nothing to open.
-pub fn open(_: &Config) -> Result<Arc<dyn Service>, StartError> {
+pub fn open(_: &Config, _: &Pools) -> Result<Arc<dyn Service>, StartError> {
     Ok(Arc::new(Ftp))
 }
 
@@ -21,7 +22,7 @@ impl Service for Ftp {
         matches!(protocol, Protocol::Ftp(_))
     }
 
-    fn reopen(&self, _: &Config) -> Result<Arc<dyn Service>, StartError> {
+    fn reopen(&self, _: &Config, _: &Pools) -> Result<Arc<dyn Service>, StartError> {
         Ok(Arc::new(Ftp))
     }
 

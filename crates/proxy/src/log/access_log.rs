@@ -116,6 +116,12 @@ pub struct Record {
     pub server: Option<SocketAddr>,
     /// The destination as the client sent it.
     pub target: Option<String>,
+    /// Pool of the server.
+    #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
+    /// The server of the pool, as the configuration names it.
+    #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
+    pub member: Option<Arc<str>>,
     /// Number of the route, from 1, and name of its pool: `2:api`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
@@ -228,6 +234,8 @@ impl Record {
             client,
             server: None,
             target: None,
+            pool: None,
+            member: None,
             route: None,
             command: None,
             user: None,
@@ -318,6 +326,9 @@ impl Record {
             None => plain(t, "server", "-"),
         }
         text(t, "target", self.target.as_deref().unwrap_or("-"));
+        for (key, of) in [("pool", &self.pool), ("member", &self.member)] {
+            of.iter().for_each(|of| text(t, key, of));
+        }
         if let Some(route) = &self.route {
             text(t, "route", route);
         }

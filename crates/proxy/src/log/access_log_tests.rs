@@ -81,6 +81,7 @@ fn the_page_describes_every_field_and_word() {
     (whole.status, whole.reply_rule, whole.cache) = (Some(200), Some("1:deny".into()), Some("hit"));
     (whole.command, whole.datagrams) = (Some(Command::Bind), Some(Datagrams::default()));
     whole.name = Some("front".into());
+    (whole.pool, whole.member) = (Some("db".into()), Some("a:1".into()));
     let json: serde_json::Value = serde_json::from_str(&whole.line(LogFormat::Json)).unwrap();
     let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
     let text = whole.line(LogFormat::Text);

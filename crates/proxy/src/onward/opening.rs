@@ -94,7 +94,7 @@ impl<'a> Way<'a> {
 pub(crate) async fn check(
     of: &FirstBytes,
     client: &mut Leg,
-    Ready { server, left }: &mut Ready,
+    Ready { server, left, .. }: &mut Ready,
     idle: Duration,
 ) -> (Result<(), Fault>, [u64; 2]) {
     let (mut from_client, mut from_server) = match ways(of, left) {

@@ -5,19 +5,19 @@
 
 use crate::{
     access::Subject,
-    config::Protocol,
+    config::{Protocol, pool::LeadTo},
     context::{Front, Live, ServerContext},
     counters::Counters,
     fault::Fault,
     handshake_buffer::HandshakeBuffer,
     log::access_log::Record,
     login,
-    onward::{Ready, Relayed, connect, linger, opening, relay, write},
+    onward::{Ready, Relayed, connect, linger, opening, pooled, relay, write},
     socks,
     target::Target,
     tls,
 };
-use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
+use longsplice_engine::{EndReason, Leg, LegOfProxy};
 use std::{sync::Arc, time::Instant};
 
 /// Serves one connection up to the relay, and makes sure that it gets its line in the access log.
@@ -54,7 +54,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         Ok(Some(ready)) if !listener.first_bytes.is_empty() => {
             Box::pin(open(live, started, &front, client, ready, record)).await;
         }
-        Ok(Some(ready)) => relay(Relayed { live, started, lease: None, passed: None }, &front, client, ready, record),
+        Ok(Some(ready)) => relay(Relayed { live, started, passed: None }, &front, client, ready, record),
         Ok(None) if record.how == EndReason::Stopped.as_str() => stop((live, started), client, record),
         Ok(None) => {
             linger(&mut client).await;
@@ -92,7 +92,7 @@ async fn open(live: Live, started: Instant, front: &Front, mut client: Leg, mut 
             return reset(&live, client);
         }
     };
-    relay(Relayed { live, started, lease: None, passed: Some(Box::new(passed)) }, front, client, ready, record);
+    relay(Relayed { live, started, passed: Some(Box::new(passed)) }, front, client, ready, record);
 }
 
 /// Runs a step, which may wait for a host, unless the connection has to end.
@@ -125,6 +125,7 @@ async fn handshake(
     record: &mut Record,
 ) -> Result<Option<Ready>, Fault> {
     let listener = &front.listener;
+    let subject = Subject::by(client.source().ip());
     let target = match &listener.protocol {
         Protocol::Socks5 { users, commands } => {
             return socks::serve((shared, front), (users, commands), (client, buffer), record).await;
@@ -133,7 +134,14 @@ async fn handshake(
         Protocol::Login(login) => {
             return Box::pin(login::handshake(shared, listener, login, (client, buffer), record)).await.map(Some);
         }
-        Protocol::Plug { target: Some(target), .. } => target.clone(),
+        Protocol::Plug { target: Some(LeadTo::Target(target)), .. } => target.clone(),
+        Protocol::Plug { target: Some(LeadTo::Pool(pool)), .. } => {
+            let of = (&listener.rules, listener);
+            let connected = Box::pin(pooled::connect(shared, of, client, &subject, pool, record));
+            let (server, lease) = connected.await?;
+            record.target = Some(lease.0.name.to_string());
+            return Ok(Some(Ready { lease: Some(lease), ..Ready::with(server, buffer.rest()) }));
+        }
         // The address that the client wants. HTTP, FTP and transparent connections are served elsewhere.
         Protocol::Plug { target: None, .. }
         | Protocol::Tpot
@@ -142,9 +150,8 @@ async fn handshake(
         | Protocol::Transparent => client.local().into(),
     };
     record.target = Some(target.to_string());
-    let subject = Subject::by(client.source().ip());
     let server = connect(shared, listener, client, &subject, &target).await?;
-    Ok(Some(Ready { server, left: Leftovers::for_server(buffer.rest()) }))
+    Ok(Some(Ready::with(server, buffer.rest())))
 }
 
 /// Serves a connection whose hosts have shaken hands with each other. The target
@@ -156,6 +163,6 @@ pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, serve
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
-    let relayed = Relayed { live, started: Instant::now(), lease: None, passed: None };
-    relay(relayed, front, client, Ready { server, left: Leftovers::default() }, record);
+    let relayed = Relayed { live, started: Instant::now(), passed: None };
+    relay(relayed, front, client, Ready::with(server, Vec::new()), record);
 }

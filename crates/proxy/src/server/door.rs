@@ -4,7 +4,7 @@
 use super::{BACK_OFF, cannot_listen, connection, plug};
 use crate::{
     access::{Subject, own::is_own},
-    config::{Http, ListenerConfig, Protocol, Tracking, ftp::Ftp},
+    config::{Http, ListenerConfig, Protocol, Tracking, ftp::Ftp, pool::LeadTo},
     context::{Front, Fronts, Live, Opened, ServerContext},
     counters::Counters,
     log::complaints::Complaints,
@@ -203,7 +203,8 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Ftp(_) => tracing::info!("ftp on {addr}"),
-        Protocol::Plug { target: Some(target), .. } => tracing::info!("plug on {addr} to {target}"),
+        Protocol::Plug { target: Some(LeadTo::Target(target)), .. } => tracing::info!("plug on {addr} to {target}"),
+        Protocol::Plug { target: Some(LeadTo::Pool(pool)), .. } => tracing::info!("plug on {addr} to pool {pool}"),
         Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list().is_empty() => {
             tracing::warn!(
                 "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"

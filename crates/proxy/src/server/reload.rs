@@ -17,6 +17,7 @@ use crate::{
     limits::CONNECTIONS,
     log::access_log::OpenLog,
     onward::forbid,
+    pool::{self, Pools},
     start_error::StartError,
     target::{Host, Target},
     tpot,
@@ -158,7 +159,7 @@ impl Server {
             removed: left.difference(&names(&mut state.doors.iter())).cloned().collect(),
             reset: 0,
         };
-        opened.listening = listening(&state.doors);
+        opened.listening = listening(&state.doors, &opened.pools);
         opened.services.iter().for_each(|service| service.take_effect(&config));
         self.shared.all.limit(config.connections.unwrap_or(CONNECTIONS), u32::MAX);
         self.shared.set_opened(opened);
@@ -243,7 +244,7 @@ impl Server {
                         // the body of a message, whose task has been told
                         self.shared.splicer.command(flow.id, Command::Reset);
                     }
-                } else if let Some(why) = forbids(&front.listener, flow) {
+                } else if let Some(why) = forbids(&front.listener, flow, &self.shared.opened().pools) {
                     reset += u64::from(forbid(&self.shared, flow.id, why));
                 }
             }
@@ -258,7 +259,7 @@ const PAGE: usize = 500;
 const GONE: &str = "no such user";
 
 /// Returns why a listener forbids a flow, if it does.
-fn forbids(listener: &ListenerConfig, flow: &FlowStatus) -> Option<Arc<str>> {
+fn forbids(listener: &ListenerConfig, flow: &FlowStatus, pools: &Pools) -> Option<Arc<str>> {
     if is_unknown(listener, flow.user.as_deref()) {
         return Some(GONE.into());
     }
@@ -271,7 +272,11 @@ fn forbids(listener: &ListenerConfig, flow: &FlowStatus) -> Option<Arc<str>> {
     // the rules have been asked about this port, also where a server connects to us (BIND), or data have ports of their own (FTP)
     let server = SocketAddr::new(server.ip(), target.port);
     // what the configuration names is not guarded
-    let is_named = listener.targets().any(|named| *named == target);
+    let members = listener.pools().filter_map(|name| pools.get(name)).flat_map(|pool| &pool.members);
+    let is_named = listener
+        .targets()
+        .chain(members.map(|member| &member.target))
+        .any(|named| *named == target || *named == server.into());
     let rules = if is_named { listener.rules.unguarded() } else { listener.rules.clone() };
     let is_asked = listener.http().is_some() && !is_site && listener.intercepts.is_none();
     let user = flow.user.as_deref();
@@ -314,6 +319,7 @@ fn open(
     let log = log_changes.then(|| shared.log.prepare(&config.log)).transpose().map_err(open)?;
     let now = shared.opened();
     let taps = taps(config, &now.taps)?;
-    let services = now.services.iter().map(|service| service.reopen(config)).collect::<Result<_, _>>()?;
-    Ok(Beside { sockets, log, opened: Opened { taps, services, ..Opened::default() } })
+    let pools = pool::open(&config.pools, &now.pools);
+    let services = now.services.iter().map(|service| service.reopen(config, &pools)).collect::<Result<_, _>>()?;
+    Ok(Beside { sockets, log, opened: Opened { taps, pools, services, ..Opened::default() } })
 }

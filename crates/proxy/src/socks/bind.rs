@@ -14,7 +14,7 @@ use crate::{
     target::Host,
 };
 use bytes::BytesMut;
-use longsplice_engine::{BoundSocket, Leftovers, Leg, LegOfProxy, Listener, SpliceWhen};
+use longsplice_engine::{BoundSocket, Leg, LegOfProxy, Listener, SpliceWhen};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -75,7 +75,7 @@ pub(super) async fn serve(
     Counters::add(&shared.counters.bound);
     request.rest = early.freeze();
     match timeout(limit, request.grant(client, server.remote())).await.map_err(late).and_then(|r| r.map_err(gone)) {
-        Ok(()) => Ok(Ready { server, left: Leftovers::for_server(request.rest.clone()) }),
+        Ok(()) => Ok(Ready::with(server, request.rest.clone())),
         Err(fault) => {
             server.reset_at_close();
             shared.splicer.discard(server);

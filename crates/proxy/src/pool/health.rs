@@ -1,10 +1,10 @@
 //! Health of a server: a state machine with the clock as an argument.
 //!
-//! A server is up only if requests and checks both say so. Consecutive failed requests take it out for a time. The
-//! next request after that is a trial: it brings the server back, or takes it out again. Checks, if configured, take a
+//! A server is up only if connections (requests, of HTTP) and checks both say so. Consecutive failed ones take it out for a time.
+//! The next one after that is a trial: it brings the server back, or takes it out again. Checks, if configured, take a
 //! server down after `fall` consecutive failures, and bring it up after `rise` consecutive good results. It starts up.
 
-use longsplice_proxy::config::pool::HealthLimits;
+use crate::config::pool::HealthLimits;
 use std::time::Instant;
 
 /// A change of state, as seen by requests or by checks.
@@ -39,8 +39,12 @@ pub(super) struct Health {
 
 impl Health {
     pub fn state(&self, now: Instant) -> ServerHealth {
+        if self.down { ServerHealth::Down } else { self.by_use(now) }
+    }
+
+    /// Returns the state without what checks say.
+    pub fn by_use(&self, now: Instant) -> ServerHealth {
         match self.out {
-            _ if self.down => ServerHealth::Down,
             Some(until) if now < until => ServerHealth::Out,
             Some(_) | None => ServerHealth::Up,
         }

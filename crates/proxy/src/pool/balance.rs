@@ -8,7 +8,7 @@ pub(super) struct Candidate {
     /// Index in the pool.
     pub index: usize,
     pub weight: u32,
-    /// Number of current requests and upgraded connections.
+    /// Number of current connections and requests.
     pub active: u32,
     /// Hash of the server's name.
     pub hash: u64,
@@ -58,7 +58,7 @@ pub(super) fn owner(key: u64, candidates: &[Candidate]) -> Option<usize> {
 }
 
 /// Hashes with FNV-1a: equal in every process, so that several proxies agree. Not for secrets.
-pub(super) fn hash(bytes: &[u8]) -> u64 {
+pub fn hash(bytes: &[u8]) -> u64 {
     mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)))
 }
 

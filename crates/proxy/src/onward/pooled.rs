@@ -1,0 +1,50 @@
+//! Connects to a server of a pool: to the next one if a connection fails. Nothing of what the client has sent is lost by that: no
+//! server gets a byte of it before it is connected.
+
+use super::connect_under;
+use crate::{
+    access::{Rules, Subject},
+    config::ListenerConfig,
+    context::ServerContext,
+    counters::Counters,
+    fault::Fault,
+    log::access_log::Record,
+    pool::{Key, Lease},
+};
+use longsplice_engine::Leg;
+
+/// Connects to a server of the pool of this name that these rules allow.
+pub(crate) async fn connect(
+    shared: &ServerContext,
+    (rules, listener): (&Rules, &ListenerConfig),
+    client: &Leg,
+    subject: &Subject<'_>,
+    name: &str,
+    record: &mut Record,
+) -> Result<(Leg, Lease), Fault> {
+    // a reload may have removed the pool with the listener, whose last clients are still served
+    let pool = shared.opened().pools.get(name).cloned().ok_or_else(|| Fault::NoServer(name.into()))?;
+    record.pool = Some(name.into());
+    let (key, mut failed, mut why) = (Key::of(subject.client), Vec::new(), None);
+    while failed.len() < pool.config.tries as usize {
+        let Some(lease) = pool.pick(key, &failed) else { break };
+        if !failed.is_empty() {
+            Counters::add(&shared.counters.retries);
+        }
+        lease.note(record);
+        match connect_under(rules, shared, listener, client, subject, (&lease.0.target, None)).await {
+            Ok(server) => {
+                lease.0.succeeded(&shared.counters, &"it has accepted a connection");
+                record.server = Some(server.remote());
+                return Ok((server, lease));
+            }
+            Err(fault @ Fault::Denied(_)) => return Err(fault),
+            Err(fault) => {
+                lease.0.failed(&shared.counters, &fault);
+                failed.push(lease.0.index);
+                why = Some(fault);
+            }
+        }
+    }
+    Err(why.unwrap_or_else(|| Fault::NoServer(name.into())))
+}
