@@ -428,6 +428,7 @@ fn wrong(wrong: Wrong) -> (Fault, u16) {
 fn status_of(fault: &Fault) -> u16 {
     match fault {
         Fault::Denied(_) => 403,
+        Fault::Timeout(Step::Queue) => 503,
         Fault::Timeout(_) => 504,
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,

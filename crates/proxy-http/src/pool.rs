@@ -1,7 +1,7 @@
 //! What HTTP adds to pools of servers: fields and cookies that decide about the server of a request, and open connections to the
 //! servers.
 //!
-//! A request takes a [`Lease`] on a server ([`Pool::pick`]), then one of its idle connections ([`Member::idle`])
+//! A request takes a [`Lease`] on a server ([`Pool::enter`]), then one of its idle connections ([`Member::idle`])
 //! or a new one, and gives the connection back if it may carry another request ([`Member::keep`]). The result
 //! counts for the health of the server.
 //!
@@ -15,6 +15,7 @@ use longsplice_engine::{Leg, LegOfProxy, Splicer};
 use longsplice_http::Request;
 use longsplice_proxy::{
     config::pool::{Balance, Key as HashKey, PoolConfig},
+    fault::Fault,
     pool::{self, Key, hash},
 };
 use std::{
@@ -122,10 +123,10 @@ impl Pool {
         field.map_or(key, |field| Key { hash: hash(field), ..key })
     }
 
-    /// Returns a server for a request with this key, except those in `tried`.
-    pub fn pick(&self, key: Key, tried: &[usize]) -> Option<Lease> {
-        let general = self.general.pick(key, tried)?;
-        Some(Lease { member: self.members[general.0.index].clone(), general })
+    /// Returns a server for a request with this key, except those in `tried`. Waits while all are full.
+    pub async fn enter(&self, key: Key, tried: &[usize]) -> Result<Lease, Fault> {
+        let general = self.general.enter(key, tried).await?;
+        Ok(Lease { member: self.members[general.0.index].clone(), general })
     }
 
     /// Starts the task that closes old connections, unless it runs. It ends with the pool, which lives as long as a listener leads
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_cookie_names_a_server_while_it_is_up() {
-        let server = |n: u16| ServerConfig { target: format!("192.0.2.1:{n}").parse().unwrap(), weight: 1 };
+        let server = |n: u16| ServerConfig::new(format!("192.0.2.1:{n}").parse().unwrap());
         let sticky =
             Sticky { cookie: "srv".into(), secret: "s".into(), secure: true, max_age: Some(Duration::from_secs(60)) };
         let config = PoolConfig::new("p".into(), vec![server(1), server(2), server(3)]);
@@ -228,7 +229,7 @@ mod tests {
         assert!(token.len() == 24 && token != pool.members[1].token, "{token}");
         let named = request(&format!("a=b; srv={token}"));
         let key = pool.key(&named, [192, 0, 2, 9].into());
-        let pick = |pool: &Pool, tried: &[usize]| pool.pick(key, tried).unwrap().member.index;
+        let pick = |pool: &Pool, tried: &[usize]| pool.general.pick(key, tried).unwrap().0.index;
         assert_eq!([0; 3].map(|_| pick(&pool, &[])), [2; 3]);
         assert_ne!(pick(&pool, &[2]), 2);
         assert_eq!(pool.cookie(&named, &pool.members[2]), None, "the client knows it");

@@ -10,6 +10,8 @@ pub enum Step {
     Handshake,
     /// Name resolution.
     Resolve,
+    /// Waiting for a server of a pool.
+    Queue,
     /// Connecting to the target.
     Connect,
     /// Body of an HTTP request.
@@ -84,6 +86,7 @@ impl fmt::Display for Step {
         f.write_str(match self {
             Step::Handshake => "handshake",
             Step::Resolve => "name lookup",
+            Step::Queue => "waiting for a server",
             Step::Connect => "connect",
             Step::Body => "request body",
             Step::Reply => "reply",

@@ -10,6 +10,7 @@
 mod balance;
 mod check;
 mod health;
+mod queue;
 
 use crate::{
     config::pool::{Balance, HealthLimits, PoolConfig, ServerConfig},
@@ -22,6 +23,7 @@ pub use balance::hash;
 use balance::{Candidate, Turns, hash_of, owner};
 use health::{Change, Health, ServerHealth};
 use longsplice_engine::Splicer;
+use queue::Queue;
 use std::{
     collections::HashMap,
     fmt::{self, Display},
@@ -64,6 +66,7 @@ pub struct Pool {
     /// Its servers, in the order of the configuration.
     pub members: Vec<Arc<Member>>,
     turns: Mutex<Turns>,
+    queue: Arc<Queue>,
     /// Its tasks have begun.
     tended: OnceLock<()>,
 }
@@ -80,11 +83,14 @@ pub struct Member {
     /// Its place in the pool.
     pub index: usize,
     weight: u32,
+    backup: bool,
+    most: u32,
     hash: u64,
     slow_start: Duration,
     limits: HealthLimits,
     is_checked: bool,
     state: Arc<State>,
+    queue: Arc<Queue>,
 }
 
 /// What is known of a server, whatever a reload changes.
@@ -112,6 +118,15 @@ impl Key {
     }
 }
 
+/// What there is for a key.
+enum Choice {
+    Of(Lease),
+    /// The servers that it could have are full.
+    Full,
+    /// No server is up.
+    None,
+}
+
 /// A connection or request that occupies a server until it is dropped.
 #[derive(Debug)]
 pub struct Lease(pub Arc<Member>);
@@ -135,6 +150,7 @@ impl Pool {
     /// `before`: the pool of the same name in the configuration before.
     pub fn new(config: PoolConfig, before: Option<&Pool>) -> Pool {
         let pool: Arc<str> = config.name.as_str().into();
+        let queue = before.map(|before| before.queue.clone()).unwrap_or_default();
         let member = |(index, server): (usize, &ServerConfig)| {
             let known = before.and_then(|before| before.members.iter().find(|known| known.target == server.target));
             let state = known.map(|known| known.state.clone()).unwrap_or_default();
@@ -144,36 +160,53 @@ impl Pool {
                 pool: pool.clone(),
                 index,
                 weight: server.weight,
+                backup: server.backup,
+                most: server.max_connections.unwrap_or(u32::MAX),
                 hash: hash(name.as_bytes()),
                 name: name.into(),
                 slow_start: config.slow_start,
                 limits: config.health,
                 is_checked: config.check.is_some(),
                 state,
+                queue: queue.clone(),
             })
         };
         let members: Vec<_> = config.servers.iter().enumerate().map(member).collect();
-        Pool { turns: Mutex::new(Turns::new(members.len())), members, config, tended: OnceLock::new() }
+        Pool { turns: Mutex::new(Turns::new(members.len())), members, config, queue, tended: OnceLock::new() }
     }
 
-    /// Returns a server for this key, except those in `tried`: the one that the key names, or another that is up; if there is none,
-    /// one that was taken out after failures.
+    /// Returns a server for this key that has room, except those in `tried`: the one that the key names, or another that is up; if
+    /// none is, a backup that is; if there is none either, one that was taken out after failures.
     pub fn pick(&self, key: Key, tried: &[usize]) -> Option<Lease> {
+        if let Choice::Of(lease) = self.choose(key, tried) { Some(lease) } else { None }
+    }
+
+    fn choose(&self, key: Key, tried: &[usize]) -> Choice {
         let now = Instant::now();
         let named = key.named.filter(|index| !tried.contains(index)).map(|index| &self.members[index]);
-        if let Some(member) = named.filter(|m| m.health(now) == ServerHealth::Up) {
-            return Some(Lease::new(member));
+        if let Some(lease) = named.filter(|m| m.health(now) == ServerHealth::Up).and_then(Lease::new) {
+            return Choice::Of(lease);
         }
-        let left = self.members.iter().filter(|m| !tried.contains(&m.index));
-        let states: Vec<(ServerHealth, Candidate)> = left.map(|m| (m.health(now), m.candidate(now))).collect();
-        let best = states.iter().map(|(state, _)| *state).min().filter(|s| *s != ServerHealth::Down)?;
-        let candidates: Vec<Candidate> = states.into_iter().filter(|(s, _)| *s == best).map(|(_, c)| c).collect();
-        let index = match self.config.balance {
-            Balance::RoundRobin => lock(&self.turns).next(&candidates),
-            Balance::LeastConnections => lock(&self.turns).least(&candidates),
-            Balance::ConsistentHash(_) => owner(key.hash, &candidates),
-        };
-        index.map(|i| Lease::new(&self.members[i]))
+        loop {
+            let left = self.members.iter().filter(|m| !tried.contains(&m.index));
+            let look = |m: &Arc<Member>| ((m.health(now), m.backup), m.candidate(now));
+            let all: Vec<((ServerHealth, bool), Candidate)> = left.map(look).collect();
+            let best = all.iter().map(|(rank, _)| *rank).min().filter(|(health, _)| *health != ServerHealth::Down);
+            let Some(best) = best else { return Choice::None };
+            let has_room = |c: &Candidate| c.active < self.members[c.index].most;
+            let best = all.into_iter().filter(|(rank, _)| *rank == best).map(|(_, candidate)| candidate);
+            let candidates: Vec<Candidate> = best.filter(has_room).collect();
+            let index = match self.config.balance {
+                Balance::RoundRobin => lock(&self.turns).next(&candidates),
+                Balance::LeastConnections => lock(&self.turns).least(&candidates),
+                Balance::ConsistentHash(_) => owner(key.hash, &candidates),
+            };
+            let Some(index) = index else { return Choice::Full };
+            // another one may have taken the last place meanwhile
+            if let Some(lease) = Lease::new(&self.members[index]) {
+                return Choice::Of(lease);
+            }
+        }
     }
 
     /// Starts the tasks that check servers, unless they run. They end with the pool, which lives as long as a listener leads to it,
@@ -229,6 +262,7 @@ impl Member {
         match change {
             Some(Change::Up) => {
                 *lock(&self.state.back) = Some(Instant::now());
+                self.queue.freed();
                 Counters::add(&counters.servers_up);
                 tracing::info!("pool {}: {} is up: {why}", self.pool, self.name);
             }
@@ -242,9 +276,10 @@ impl Member {
 }
 
 impl Lease {
-    fn new(member: &Arc<Member>) -> Lease {
-        member.state.active.fetch_add(1, Relaxed);
-        Lease(member.clone())
+    /// `None`: the server has as many as it may have.
+    fn new(member: &Arc<Member>) -> Option<Lease> {
+        let enter = |n| (n < member.most).then_some(n + 1);
+        member.state.active.fetch_update(Relaxed, Relaxed, enter).ok().map(|_| Lease(member.clone()))
     }
 
     /// Fills in whose server it is.
@@ -256,6 +291,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.0.state.active.fetch_sub(1, Relaxed);
+        self.0.queue.freed();
     }
 }
 

@@ -1,10 +1,14 @@
 use super::*;
-use crate::config::pool::{Check, Key as HashKey};
+use crate::{
+    config::pool::{Check, Key as HashKey},
+    fault::{Fault, Step},
+};
+use tokio::task::yield_now;
 
 const KEY: Key = Key { hash: 0, named: None };
 
 fn config(servers: &[u16]) -> PoolConfig {
-    let server = |n: &u16| ServerConfig { target: format!("192.0.2.1:{n}").parse().unwrap(), weight: 1 };
+    let server = |n: &u16| ServerConfig::new(format!("192.0.2.1:{n}").parse().unwrap());
     PoolConfig::new("p".into(), servers.iter().map(server).collect())
 }
 
@@ -53,7 +57,7 @@ fn leases_count_until_they_are_dropped() {
 
 #[test]
 fn a_server_that_is_back_starts_slowly() {
-    let server = |n: u16| ServerConfig { target: format!("192.0.2.1:{n}").parse().unwrap(), weight: 2 };
+    let server = |n: u16| ServerConfig { weight: 2, ..ServerConfig::new(format!("192.0.2.1:{n}").parse().unwrap()) };
     let slow_start = Duration::from_secs(10);
     let config = PoolConfig { slow_start, ..PoolConfig::new("p".into(), vec![server(1), server(2)]) };
     let pool = Pool::new(config, None);
@@ -110,4 +114,84 @@ fn without_checks_none_keeps_a_server_down() {
     assert_eq!(picked(&before["p"], &[]), None);
     let after = open(&[config(&[1])], &before);
     assert_eq!(picked(&after["p"], &[]), Some(0));
+}
+
+#[test]
+fn backups_stand_in_while_no_other_is_up() {
+    let mut config = config(&[1, 2, 3]);
+    config.servers[0].backup = true;
+    let pool = Pool::new(config, None);
+    assert_eq!([0; 3].map(|_| picked(&pool, &[])), [Some(1), Some(2), Some(1)]);
+    assert_eq!(picked(&pool, &[1, 2]), Some(0), "the others do not accept");
+    fail(&pool, 1);
+    assert_eq!([0; 2].map(|_| picked(&pool, &[])), [Some(2); 2]);
+    fail(&pool, 2);
+    assert_eq!([0; 2].map(|_| picked(&pool, &[])), [Some(0); 2]);
+    assert!(picked(&pool, &[0]).is_some(), "better than none");
+    succeed(&pool, 1);
+    assert_eq!(picked(&pool, &[]), Some(1));
+}
+
+fn limited(servers: &[u16], queue: u32) -> PoolConfig {
+    let mut config = PoolConfig { queue, ..config(servers) };
+    config.servers.iter_mut().for_each(|server| server.max_connections = Some(1));
+    config
+}
+
+async fn waiting(pool: &Pool, n: u32) {
+    while pool.queue.waiting() != n {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn who_has_waited_longest_is_next() {
+    let pool = Arc::new(Pool::new(limited(&[1, 2], 2), None));
+    let enter = || {
+        let pool = pool.clone();
+        tokio::spawn(async move { pool.enter(KEY, &[]).await.map(|lease| (lease.0.index, lease)) })
+    };
+    let [one, two] = [(); 2].map(|()| pool.pick(KEY, &[]).unwrap());
+    assert_eq!((one.0.index, two.0.index), (0, 1));
+    assert_eq!(picked(&pool, &[]), None, "both are full");
+    let first = enter();
+    waiting(&pool, 1).await;
+    let second = enter();
+    waiting(&pool, 2).await;
+    assert!(matches!(enter().await.unwrap(), Err(Fault::Limit(_))), "there is room for two");
+    drop(two);
+    let (index, lease) = first.await.unwrap().unwrap();
+    assert_eq!((index, pool.queue.waiting()), (1, 1));
+    drop(one);
+    // one who comes now does not overtake the other
+    let third = enter();
+    assert_eq!(second.await.unwrap().unwrap().0, 0);
+    drop(lease);
+    assert!(third.await.unwrap().is_ok());
+    assert_eq!(pool.queue.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_ever_and_who_gives_up_leaves() {
+    let pool = Pool::new(limited(&[1], 1), None);
+    let lease = pool.enter(KEY, &[]).await.unwrap();
+    assert!(matches!(pool.enter(KEY, &[]).await, Err(Fault::Timeout(Step::Queue))));
+    drop(tokio::time::timeout(Duration::from_millis(1), pool.enter(KEY, &[])).await);
+    assert_eq!(pool.queue.waiting(), 0);
+    fail(&pool, 0);
+    assert!(matches!(pool.enter(KEY, &[0]).await, Err(Fault::NoServer(_))), "there is nothing to wait for");
+    drop(lease);
+    assert!(pool.enter(KEY, &[]).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_from_before_a_reload_gives_its_place_to_one_that_waits() {
+    let before = open(&[limited(&[1], 1)], &Pools::default());
+    let lease = before["p"].pick(KEY, &[]).unwrap();
+    let after = open(&[limited(&[1], 2)], &before);
+    let pool = after["p"].clone();
+    let waiter = tokio::spawn(async move { pool.enter(KEY, &[]).await.is_ok() });
+    waiting(&after["p"], 1).await;
+    drop(lease);
+    assert!(waiter.await.unwrap());
 }

@@ -141,6 +141,45 @@ async fn live_connections_count() {
 }
 
 #[tokio::test]
+async fn a_full_server_is_waited_for() {
+    let a = member(b'a').await;
+    let limit = |queue: u32| format!("max_connections = 1\nqueue = {queue}\nqueue_wait = 60");
+    let proxy = plug(&[a.addr], &limit(1)).await;
+    let mut first = client(&proxy).await;
+    let mut second = proxy.connect().await;
+    second.write_all(b"early").await.unwrap();
+    eventually("both", || proxy.server.counters().live == 2).await;
+    assert_eq!(a.accepted.load(SeqCst), 1);
+    echoes(&mut first).await;
+    drop(first);
+    let mut seen = [0; 6];
+    timeout(LIMIT, second.read_exact(&mut seen)).await.unwrap().unwrap();
+    assert_eq!(&seen, b"aearly");
+
+    let full = plug(&[a.addr], &limit(0)).await;
+    let _first = client(&full).await;
+    let end = timeout(LIMIT, full.connect().await.read_u8()).await.unwrap().unwrap_err();
+    assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+    assert_eq!(full.server.counters().over_limit, 1);
+    drop(_first);
+    let lines = full.lines().await;
+    let limited = lines.iter().find(|line| line["how"] == "limit").unwrap();
+    let why = "too many of these at once: connections to servers of the pool";
+    assert_eq!(of(limited, &["refusal", "pool", "member", "server"]), [why, "p", "-", "-"], "{limited}");
+}
+
+#[tokio::test]
+async fn a_backup_serves_while_no_other_does() {
+    let (main, spare) = (closed().await, member(b's').await);
+    let servers = format!("[\"{main}\", {{ address = \"{}\", backup = true }}]", spare.addr);
+    let proxy = Proxy::start("plug", &format!("pool = \"p\"\n[pool.p]\nservers = {servers}\nfailures = 2\n")).await;
+    for _ in 0..4 {
+        assert_eq!(client(&proxy).await.1, b's');
+    }
+    assert_eq!(proxy.server.counters().retries, 2, "until the other one was taken out");
+}
+
+#[tokio::test]
 async fn checks_without_requests() {
     let a = member(b'a').await;
     // nobody listens on a bound socket until somebody does

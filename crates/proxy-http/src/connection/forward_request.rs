@@ -224,11 +224,12 @@ impl Row<'_> {
         tries: &mut Tries,
     ) -> Result<(), Fault> {
         let shared = self.live.shared.clone();
+        self.drop_server(); // its place may be the one that is waited for
+        let none = |pool: &Pool| Fault::NoServer(pool.config().name.clone());
         loop {
             let may_try = tries.failed.len() < pool.config().tries as usize;
-            let Some(lease) = may_try.then(|| pool.pick(key, &tries.failed)).flatten() else {
-                return Err(tries.why.take().unwrap_or_else(|| Fault::NoServer(pool.config().name.clone())));
-            };
+            let lease = if may_try { pool.enter(key, &tries.failed).await } else { Err(none(pool)) };
+            let lease = lease.map_err(|fault| tries.why.take().unwrap_or(fault))?;
             if !tries.failed.is_empty() {
                 Counters::add(&shared.counters.retries);
             }
@@ -408,10 +409,15 @@ impl Row<'_> {
         tries.fresh = true;
         match (end, self.server.take()) {
             // it shows the server this client's address
-            (End::Done { .. }, Some(Held { stream, lease: Some(_), .. })) if self.front.listener.shows_clients => {
+            (End::Done { .. } | End::Validated { .. }, Some(Held { stream, lease: Some(_), .. }))
+                if self.front.listener.shows_clients =>
+            {
                 stream.close(&shared.splicer);
             }
-            (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
+            (
+                End::Done { reuse: true, .. } | End::Validated { reuse: true, .. },
+                Some(Held { stream, lease: Some(lease), .. }),
+            ) => {
                 lease.member.keep(stream, &shared.splicer, &shared.stop);
             }
             (End::Done { reuse: true, .. } | End::Validated { reuse: true, .. } | End::Upgraded, held) => {

@@ -214,6 +214,8 @@ fn the_page_has_the_right_defaults() {
         ("Triggers", "otherwise", word("go-on")),
         ("External check", "limit", seconds(crate::users::external_check::LIMIT)),
         ("Pools", "tries", pool.tries.to_string()),
+        ("Pools", "queue", pool.queue.to_string()),
+        ("Pools", "queue_wait", seconds(pool.queue_wait)),
         ("Pools", "idle_connections", pool.idle_connections.to_string()),
         ("Pools", "idle_time", seconds(pool.idle_time)),
         ("Pools", "failures", health.failures.to_string()),

@@ -19,6 +19,10 @@ pub struct PoolConfig {
     pub balance: Balance,
     /// Maximum number of servers tried for one of them, including the first.
     pub tries: u32,
+    /// Maximum number of those that wait while no server may have more.
+    pub queue: u32,
+    /// Time for which they wait.
+    pub queue_wait: Duration,
     /// Maximum number of idle connections kept per server; HTTP only, as the next two.
     pub idle_connections: usize,
     /// Time for which an idle connection is kept.
@@ -61,6 +65,17 @@ pub struct ServerConfig {
     pub target: Target,
     /// Share relative to the other servers: 1 to [`WEIGHT_MAX`].
     pub weight: u32,
+    /// It is for times at which none of the others is up.
+    pub backup: bool,
+    /// Maximum number of connections and requests at a time; none: any number.
+    pub max_connections: Option<u32>,
+}
+
+impl ServerConfig {
+    /// Returns a server with defaults for the rest.
+    pub fn new(target: Target) -> ServerConfig {
+        ServerConfig { target, weight: 1, backup: false, max_connections: None }
+    }
 }
 
 impl PoolConfig {
@@ -71,6 +86,8 @@ impl PoolConfig {
             servers,
             balance: Balance::default(),
             tries: 3,
+            queue: 1024,
+            queue_wait: Duration::from_secs(5),
             idle_connections: 32,
             // The same default as in nginx. Connections that servers close earlier are noticed.
             idle_time: Duration::from_secs(60),

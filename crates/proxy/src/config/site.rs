@@ -5,7 +5,7 @@ use super::{
     pool::{Ask, Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
     route::{RawRoute, list},
     source::SourceFile,
-    value::{OrNumber, Parsed, Seconds},
+    value::{Count, OrNumber, Parsed, Seconds},
 };
 use crate::{
     routes::{Paths, Route, RouteTo},
@@ -32,6 +32,9 @@ pub(super) struct RawPool {
     balance: RawBalance,
     hash_field: Option<Spanned<Parsed<FieldName>>>,
     tries: Option<Number<1, 16>>,
+    max_connections: Option<Count>,
+    queue: Option<Number<0, 65536>>,
+    queue_wait: Option<Seconds>,
     idle_connections: Option<Number<0, 65536>>,
     idle_time: Option<Seconds>,
     sticky: Option<RawSticky>,
@@ -59,7 +62,10 @@ struct RawServer(ServerConfig);
 #[serde(deny_unknown_fields)]
 struct Weighted {
     address: Parsed<Target>,
-    weight: Number<1, { WEIGHT_MAX }>,
+    weight: Option<Number<1, { WEIGHT_MAX }>>,
+    #[serde(default)]
+    backup: bool,
+    max_connections: Option<Count>,
 }
 
 impl<'de> Deserialize<'de> for RawServer {
@@ -72,11 +78,16 @@ impl<'de> Deserialize<'de> for RawServer {
                 f.write_str("\"HOST:PORT\" or { address = \"HOST:PORT\", weight = 2 }")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<ServerConfig, E> {
-                Ok(ServerConfig { target: text.parse().map_err(E::custom)?, weight: 1 })
+                Ok(ServerConfig::new(text.parse().map_err(E::custom)?))
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ServerConfig, A::Error> {
                 let server = Weighted::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(ServerConfig { target: server.address.0, weight: server.weight.0 })
+                Ok(ServerConfig {
+                    target: server.address.0,
+                    weight: server.weight.map_or(1, |n| n.0),
+                    backup: server.backup,
+                    max_connections: server.max_connections.map(|n| n.0),
+                })
             }
         }
         d.deserialize_any(V).map(RawServer)
@@ -176,7 +187,9 @@ impl SourceFile<'_> {
 
     fn pool(&self, name: String, raw: RawPool) -> Result<PoolConfig, ConfigError> {
         let span = raw.servers.span();
-        let servers: Vec<ServerConfig> = raw.servers.into_inner().into_iter().map(|s| s.0).collect();
+        let most = raw.max_connections.map(|n| n.0);
+        let limited = |s: ServerConfig| ServerConfig { max_connections: s.max_connections.or(most), ..s };
+        let servers: Vec<ServerConfig> = raw.servers.into_inner().into_iter().map(|s| limited(s.0)).collect();
         if !(1..=SERVERS_MAX).contains(&servers.len()) {
             return Err(
                 self.wrong(span, &format!("a pool has 1 to {SERVERS_MAX} servers: write \"HOST:PORT\" for each"))
@@ -185,7 +198,12 @@ impl SourceFile<'_> {
         if let Some(twice) =
             servers.iter().enumerate().find(|(i, s)| servers[..*i].iter().any(|o| o.target == s.target))
         {
-            return Err(self.wrong(span, &format!("{} is there twice: give it a weight instead", twice.1.target)));
+            return Err(
+                self.wrong(span.clone(), &format!("{} is there twice: give it a weight instead", twice.1.target))
+            );
+        }
+        if servers.iter().all(|server| server.backup) {
+            return Err(self.wrong(span, "all servers stand in for others: remove backup from at least one"));
         }
         if let (RawBalance::ConsistentHash, Some(slow)) = (raw.balance, &raw.slow_start) {
             let cure = "clients would change their servers all the time: remove slow_start, or use another balance";
@@ -204,6 +222,8 @@ impl SourceFile<'_> {
                 (RawBalance::LeastConnections, None) => Balance::LeastConnections,
             },
             tries: raw.tries.map_or(d.tries, |n| n.0),
+            queue: raw.queue.map_or(d.queue, |n| n.0),
+            queue_wait: raw.queue_wait.map_or(d.queue_wait, |s| s.0),
             idle_connections: raw.idle_connections.map_or(d.idle_connections, |n| n.0 as usize),
             idle_time: raw.idle_time.map_or(d.idle_time, |s| s.0),
             sticky: raw.sticky.map(|s| Sticky {

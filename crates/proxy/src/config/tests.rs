@@ -476,6 +476,11 @@ fn mistakes_in_sites() {
     expect("[pool.p]\nservers = [\"a\"]", (2, 12), "HOST:PORT");
     expect("[pool.p]\nservers = [\"a:1\", { address = \"a:1\", weight = 2 }]", (2, 11), "a:1 is there twice");
     expect("[pool.p]\nservers = [{ address = \"a:1\", weight = 0 }]", (2, 40), "a number from 1 to 256");
+    expect("[pool.p]\nservers = [{ address = \"a:1\", backup = true }]", (2, 11), "remove backup from at least one");
+    expect(&pool("max_connections = 0"), (3, 19), "a number from 1");
+    let most = read("[pool.p]\nservers = [\"a:1\", { address = \"b:1\", max_connections = 3 }]\nmax_connections = 7");
+    let most = most.unwrap().pools[0].servers.iter().map(|s| s.max_connections).collect::<Vec<_>>();
+    assert_eq!(most, [Some(7), Some(3)]);
     expect(&pool("balance = \"random\""), (3, 11), "expected one of `round-robin`");
     expect(&pool("hash_field = \"X-User\""), (3, 14), "remove hash_field");
     expect(&pool("balance = \"consistent-hash\"\nhash_field = \"X User\""), (4, 14), "bad field name");

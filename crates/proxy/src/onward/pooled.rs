@@ -27,7 +27,10 @@ pub(crate) async fn connect(
     record.pool = Some(name.into());
     let (key, mut failed, mut why) = (Key::of(subject.client), Vec::new(), None);
     while failed.len() < pool.config.tries as usize {
-        let Some(lease) = pool.pick(key, &failed) else { break };
+        let lease = match pool.enter(key, &failed).await {
+            Ok(lease) => lease,
+            Err(fault) => return Err(why.unwrap_or(fault)),
+        };
         if !failed.is_empty() {
             Counters::add(&shared.counters.retries);
         }

@@ -131,6 +131,27 @@ mod tests {
         }
     }
 
+    /// One percent is what is asked for; most of what is seen is the luck of these keys.
+    #[test]
+    fn shares_are_equal_and_only_those_of_the_one_that_goes_move() {
+        const KEYS: u32 = 300_000;
+        for n in [2, 3, 5, 8] {
+            let all = servers(&vec![1; n]);
+            let owners =
+                |c: &[Candidate]| (0..KEYS).map(|k| owner(hash(&k.to_be_bytes()), c).unwrap()).collect::<Vec<_>>();
+            let before = owners(&all);
+            let mut shares = vec![0_u32; n];
+            before.iter().for_each(|of| shares[*of] += 1);
+            let mean = f64::from(KEYS) / n as f64;
+            let worst = shares.iter().map(|share| (f64::from(*share) / mean - 1.0).abs()).fold(0.0, f64::max);
+            assert!(worst < 0.01, "{n} servers: {shares:?}");
+            let gone = n / 2;
+            let left: Vec<Candidate> = all.iter().filter(|c| c.index != gone).copied().collect();
+            let moved = owners(&left).iter().zip(&before).filter(|(after, before)| after != before).count();
+            assert_eq!(moved, shares[gone] as usize, "{n} servers: only its keys, one in {n}");
+        }
+    }
+
     #[test]
     fn keys_are_shared_by_weight() {
         let all = servers(&[1, 3]);
