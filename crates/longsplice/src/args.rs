@@ -1,6 +1,6 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
-use crate::which::Which;
+use crate::which::{MemberArgs, WeightArgs, Which};
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
 use longsplice_proxy::access::{PortRange, Prefix};
@@ -84,6 +84,16 @@ pub enum Command {
     /// Name flows by number, or say which ones are meant: conditions that are given together must all hold. A flow of an earlier
     /// process is not ended; `longsplice stop --flush` ends those.
     Kill(KillArgs),
+    /// List the servers of pools: state, weight, connections and requests now, and how often each was chosen and has failed.
+    Pools(Json),
+    /// Let a server of a pool take nothing new. What it has goes on; `longsplice pools` shows when that has ended.
+    ///
+    /// This, and a weight, last until the program ends, over reloads as well.
+    Drain(MemberArgs),
+    /// Let a drained server take its share again.
+    Undrain(MemberArgs),
+    /// Give a server of a pool another weight, until the configuration has a new one.
+    Weight(WeightArgs),
     /// Show counters of packets (verdicts of the data path) and of connections: for each listener, how many were spliced,
     /// and why the others were not.
     Counters(Json),

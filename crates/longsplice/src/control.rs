@@ -12,6 +12,9 @@
 //! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, repeated at least once per
 //! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"tpot":{...},"proxy":{...},"listeners":[...]}
+//! {"version":1,"ask":"pools"}                     {"version":1,"pools":[...]} (`PoolValues`)
+//! {"version":1,"ask":"drain","member":"db/10.0.0.1:5432"}   {"version":1,"told":1}, the number of servers; so `undrain`, and
+//! `weight` with `"weight":7`, or null for that of the configuration
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
 //! {"version":1,"ask":"purge","url":"http://a.example/x","below":true,"after":null}   {"version":1,"removed":3,"after":[0,4096]}:
@@ -36,7 +39,7 @@ use crate::{
     which::{Chosen, Which},
 };
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
-use longsplice_proxy::{Purge, Purged, Reloaded, Server};
+use longsplice_proxy::{Purge, Purged, Reloaded, Server, Tell};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -143,6 +146,25 @@ pub enum Ask {
     },
     /// Return all counters.
     Counters,
+    /// Return all pools.
+    Pools,
+    /// Let a server of a pool take nothing new.
+    Drain {
+        /// `POOL/HOST:PORT`, or `HOST:PORT` for that of all pools.
+        member: String,
+    },
+    /// Let it take its share again.
+    Undrain {
+        /// The server.
+        member: String,
+    },
+    /// Give a server another weight.
+    Weight {
+        /// The server.
+        member: String,
+        /// 1 to 256; null: that of the configuration.
+        weight: Option<u16>,
+    },
     /// Splice a flow.
     Splice {
         /// Flow number.
@@ -553,6 +575,13 @@ impl Office {
                 None => no_flow(id),
             },
             Ask::Counters => self.counters(),
+            Ask::Pools => json!({ "version": VERSION, "pools": self.server.pools() }),
+            Ask::Drain { member } => self.tell(&member, Tell::Drain),
+            Ask::Undrain { member } => self.tell(&member, Tell::Undrain),
+            Ask::Weight { weight: Some(weight), .. } if !(1..=256).contains(&weight) => {
+                error("a weight is a number from 1 to 256")
+            }
+            Ask::Weight { member, weight } => self.tell(&member, Tell::Weigh(weight)),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
         }
@@ -604,6 +633,13 @@ impl Office {
                 "flow {id} is of an earlier process: it is forwarded to its end, and cannot be taken back"
             )),
             false => no_flow(id),
+        }
+    }
+
+    fn tell(&self, member: &str, what: Tell) -> Value {
+        match self.server.tell(member, what) {
+            Some(told) => json!({ "version": VERSION, "told": told }),
+            None => error(&format!("no pool has a server {member}: `longsplice pools` lists them")),
         }
     }
 
@@ -667,6 +703,9 @@ mod tests {
             Ask::Inspect { id: 7 },
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },
+            Ask::Pools,
+            Ask::Drain { member: "db/a:1".into() },
+            Ask::Weight { member: "a:1".into(), weight: Some(7) },
             Ask::Purge { url: "http://a.example/x".into(), below: true, after: Some((0, 7)) },
             Ask::Stop { drain: Some(5), flush: true },
         ] {

@@ -18,6 +18,7 @@ mod man;
 mod memory;
 mod metrics;
 mod paths;
+mod pools;
 mod run;
 mod supervisor;
 mod tpot;
@@ -47,6 +48,12 @@ pub fn main() -> ExitCode {
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Kill(args) => client::kill(control, args),
+        Command::Pools(json) => pools::pools(control, json.json),
+        Command::Drain(args) => pools::tell(control, Ask::Drain { member: args.member.clone() }),
+        Command::Undrain(args) => pools::tell(control, Ask::Undrain { member: args.member.clone() }),
+        Command::Weight(args) => {
+            pools::tell(control, Ask::Weight { member: args.of.member.clone(), weight: args.weight })
+        }
         Command::Counters(json) => client::counters(control, json.json),
         Command::Reload(args) => client::reload(control, args.enforce),
         Command::Upgrade(args) => client::upgrade(control, args),

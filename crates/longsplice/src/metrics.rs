@@ -2,7 +2,7 @@
 //! has no bound.
 
 use longsplice_engine::Splicer;
-use longsplice_proxy::{Kind, ListenerValues, Metric, Server};
+use longsplice_proxy::{Kind, ListenerValues, MemberValues, Metric, PoolValues, Server};
 use nix::{
     sys::resource::{Resource, getrlimit},
     unistd::{SysconfVar, sysconf},
@@ -26,6 +26,7 @@ pub fn of(splicer: &Splicer, server: &Server) -> io::Result<String> {
     let snapshot = Snapshot {
         proxy: server.counters().metrics(),
         listeners: server.listeners(),
+        pools: server.pools(),
         verdicts: splicer.verdicts()?,
         tpot: server.tpot().map_or(Ok(Vec::new()), |tpot| tpot.verdicts())?,
         entries: splicer.entries(),
@@ -43,6 +44,7 @@ pub fn of(splicer: &Splicer, server: &Server) -> io::Result<String> {
 struct Snapshot {
     proxy: Vec<Metric>,
     listeners: Vec<ListenerValues>,
+    pools: Vec<PoolValues>,
     verdicts: Vec<(&'static str, u64)>,
     tpot: Vec<(&'static str, u64)>,
     entries: Option<(u64, u64)>,
@@ -81,6 +83,7 @@ impl Collector for Snapshot {
         let refused = self.listeners.iter().flat_map(|l| l.refused.iter().map(|(why, n)| (&*l.name, *why, *n)));
         let about = ("longsplice_listener_refused", "Flows of the listener that were not spliced, by the reason.");
         counters(to, about, refused.map(|(name, why, n)| ([("listener", name), ("reason", why)], n)))?;
+        self.of_pools(to)?;
         let about = ("longsplice_verdicts", "Packets, by what the data path has done with them.");
         counters(to, about, self.verdicts.iter().map(|(name, n)| ([("verdict", *name)], *n)))?;
         let about =
@@ -98,6 +101,41 @@ impl Collector for Snapshot {
         let about = ("longsplice_build_info", "1: the version that runs.");
         let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Gauge)?;
         ConstGauge::new(1_i64).encode(family.encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?)
+    }
+}
+
+/// Name and meaning of a metric, and the value of a server.
+type OfMember<N> = (&'static str, &'static str, fn(&MemberValues) -> N);
+
+impl Snapshot {
+    fn of_pools(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let all = || self.pools.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
+        let labels = |pool: &PoolValues, member: &MemberValues| {
+            [("pool", pool.name.clone()), ("member", member.address.clone())]
+        };
+        let counted: [OfMember<u64>; 2] = [
+            ("longsplice_pool_chosen", "Times that the server was chosen for a connection or request.", |m| m.chosen),
+            ("longsplice_pool_failed", "Times that the server has failed at one.", |m| m.failed),
+        ];
+        for (name, help, value) in counted {
+            counters(to, (name, help), all().map(|(pool, member)| (labels(pool, member), value(member))))?;
+        }
+        let states: [OfMember<i64>; 3] = [
+            ("longsplice_pool_connections", "Connections and requests of the server now.", |m| m.connections.into()),
+            ("longsplice_pool_weight", "Weight of the server.", |m| m.weight.into()),
+            ("longsplice_pool_up", "1: the server is up. 0: it is out, down or drained.", |m| (m.state == "up").into()),
+        ];
+        for (name, help, value) in states {
+            let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (pool, member) in all() {
+                ConstGauge::new(value(member)).encode(family.encode_family(&labels(pool, member))?)?;
+            }
+        }
+        let about = ("longsplice_pool_waiting", "Connections and requests that wait for a server of the pool.");
+        let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Gauge)?;
+        self.pools.iter().try_for_each(|pool| {
+            ConstGauge::new(i64::from(pool.waiting)).encode(family.encode_family(&[("pool", &*pool.name)])?)
+        })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Which flows a command is about: the options of `longsplice ls` and `longsplice kill`, and what requests say of them.
+//! Which flows a command is about: the options of `longsplice ls` and `longsplice kill`, and what requests say of them; and which
+//! server of a pool: those of `longsplice drain`, `undrain` and `weight`.
 
 use longsplice_engine::FlowStatus;
 use longsplice_proxy::access::Prefix;
@@ -38,6 +39,25 @@ pub struct Which {
 /// Checks a prefix, and leaves it as it was written.
 fn prefix(text: &str) -> Result<String, String> {
     text.parse::<Prefix>().map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+/// Arguments of `longsplice drain` and `longsplice undrain`.
+#[derive(Debug, clap::Args)]
+pub struct MemberArgs {
+    /// The server, as `longsplice pools` shows it: POOL/HOST:PORT, or HOST:PORT for that of all pools.
+    #[arg(value_name = "SERVER")]
+    pub member: String,
+}
+
+/// Arguments of `longsplice weight`.
+#[derive(Debug, clap::Args)]
+pub struct WeightArgs {
+    #[command(flatten)]
+    pub of: MemberArgs,
+
+    /// 1 to 256; without it, the weight of the configuration.
+    #[arg(value_name = "WEIGHT", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub weight: Option<u16>,
 }
 
 /// [`Which`] with prefixes that were read.

@@ -225,3 +225,91 @@ fn a_reload_keeps_what_is_known_of_servers() {
     drop(clients);
     proxy.stop(&setting.pins[0]);
 }
+
+/// What is to see of the servers: state, weight and connections.
+fn members(proxy: &Running) -> Vec<(String, u64, u64)> {
+    let pools: Value = serde_json::from_str(&proxy.client(&["pools", "--json"])).unwrap();
+    let of = |member: &Value| {
+        let number = |key: &str| member[key].as_u64().unwrap();
+        (member["state"].as_str().unwrap().to_owned(), number("weight"), number("connections"))
+    };
+    pools[0]["members"].as_array().unwrap().iter().map(of).collect()
+}
+
+#[test]
+#[ignore = "root"]
+fn operators_drain_servers_and_change_their_weights() {
+    let family = Family::V4;
+    let setting =
+        Setting::new(&format!("admin = {{ listen = \"127.0.0.1:9180\" }}\n{}", plug(family, &SERVERS[..2], "")));
+    let _servers = SERVERS.map(|port| server(&setting.lab.server, family, port));
+    let mut proxy = setting.start();
+    let [first, second, _] = SERVERS;
+    let named = [first, second].map(|port| format!("db/{}", name(family, port)));
+    let mut clients: Vec<TcpStream> = (0..2).map(|_| client(&setting, family)).collect();
+    wait_spliced(&proxy, &[(first, 1), (second, 1)]);
+    proxy.client(&["drain", &named[0]]);
+    clients.extend((0..3).map(|_| client(&setting, family)));
+    wait_spliced(&proxy, &[(first, 1), (second, 4)]);
+    assert_eq!(members(&proxy), [("drained".into(), 1, 1), ("up".into(), 1, 4)]);
+    let table = proxy.client(&["pools"]);
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["SERVER", "STATE", "WEIGHT", "CONNECTIONS", "CHOSEN", "FAILED"]);
+    assert_eq!(rows[1..], [[&*named[0], "drained", "1", "1", "1", "0"], [&*named[1], "up", "1", "4", "4", "0"]]);
+    // what it has goes on, and then it has none
+    clients.iter_mut().for_each(|client| exchange(client, 4, 200_000).unwrap());
+    end_those(&proxy, &mut clients, first);
+    eventually("nothing on the first one", || (members(&proxy)[0].2 == 0).then_some(()));
+
+    proxy.client(&["undrain", &named[0]]);
+    proxy.client(&["weight", &named[0], "3"]);
+    clients.extend((0..8).map(|_| client(&setting, family)));
+    wait_spliced(&proxy, &[(first, 6), (second, 6)]);
+    setting
+        .configure(&format!("admin = {{ listen = \"127.0.0.1:9180\" }}\n{}", plug(family, &SERVERS[..2], "tries = 2")));
+    proxy.client(&["reload"]);
+    assert_eq!(members(&proxy), [("up".into(), 3, 6), ("up".into(), 1, 6)], "a reload changes nothing of it");
+    proxy.client(&["weight", &named[0]]);
+    assert_eq!(members(&proxy)[0].1, 1);
+    let labels = format!("{{pool=\"db\",member=\"{}\"}}", name(family, first));
+    let mut scrape = setting.lab.forwarder.run(|| TcpStream::connect("127.0.0.1:9180")).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    scrape.read_to_string(&mut metrics).unwrap();
+    for (of, value) in [("chosen_total", 7), ("failed_total", 0), ("connections", 6), ("weight", 1), ("up", 1)] {
+        let line = format!("longsplice_pool_{of}{labels} {value}\n");
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+    let unknown = proxy.client_error(&["drain", "db/192.0.2.1:1"]);
+    assert!(unknown.contains("no pool has a server db/192.0.2.1:1"), "{unknown}");
+    drop(clients);
+    proxy.stop(&setting.pins[0]);
+}
+
+/// Clients beyond the limit wait, and get the places of those that end, spliced or not.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn clients_wait_for_full_servers(family: Family) {
+    let setting = Setting::new(&plug(family, &SERVERS[..2], "max_connections = 2\nqueue_wait = 60"));
+    let _servers = SERVERS[..2].iter().map(|port| server(&setting.lab.server, family, *port)).collect::<Vec<_>>();
+    let mut proxy = setting.start();
+    let mut clients: Vec<TcpStream> = (0..4).map(|_| client(&setting, family)).collect();
+    let [first, second, _] = SERVERS;
+    wait_spliced(&proxy, &[(first, 2), (second, 2)]);
+    let mut late: Vec<TcpStream> = (0..2).map(|_| setting.connect(at(family))).collect();
+    late.iter_mut().for_each(|client| client.write_all(b"early").unwrap());
+    let wait = |n: &str| eventually(n, || proxy.client(&["pools"]).contains(n).then_some(()));
+    wait("db: 2 wait");
+    end_those(&proxy, &mut clients, second);
+    let mut back = [0; 5];
+    for client in &mut late {
+        client.read_exact(&mut back).unwrap();
+        assert_eq!(&back, b"early");
+    }
+    wait_spliced(&proxy, &[(first, 2), (second, 2)]);
+    assert!(!proxy.client(&["pools"]).contains("wait"));
+    clients.iter_mut().chain(&mut late).for_each(|client| exchange(client, 5, 100_000).unwrap());
+    drop((clients, late));
+    proxy.stop(&setting.pins[0]);
+}

@@ -59,6 +59,7 @@ pub use config::{AdminConfig, CacheConfig, Config, ConfigError, Http, ListenerCo
 pub use context::workers::Workers;
 pub use context::{Handler, Purge, Purged, Service};
 pub use counters::{CounterValues, Kind, ListenerValues, Metric};
+pub use pool::commanded::{MemberValues, PoolValues, Tell};
 pub use secrets::SecretError;
 pub use server::{Open, Prepared, Server, check::check, reload::Reloaded};
 pub use start_error::StartError;

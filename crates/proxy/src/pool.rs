@@ -9,6 +9,7 @@
 
 mod balance;
 mod check;
+pub(crate) mod commanded;
 mod health;
 mod queue;
 
@@ -30,7 +31,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -100,6 +101,13 @@ struct State {
     back: Mutex<Option<Instant>>,
     active: AtomicU32,
     health: Mutex<Health>,
+    /// Number of times that it was chosen, and of those that it has failed.
+    chosen: AtomicU64,
+    failed: AtomicU64,
+    /// An operator has told it to take nothing new.
+    drained: AtomicBool,
+    /// The weight that it was told, behind the one that the configuration had then; 0: none.
+    told: AtomicU32,
 }
 
 /// What decides about the server, besides the servers themselves.
@@ -184,11 +192,12 @@ impl Pool {
     fn choose(&self, key: Key, tried: &[usize]) -> Choice {
         let now = Instant::now();
         let named = key.named.filter(|index| !tried.contains(index)).map(|index| &self.members[index]);
-        if let Some(lease) = named.filter(|m| m.health(now) == ServerHealth::Up).and_then(Lease::new) {
+        if let Some(lease) = named.filter(|m| m.health(now) == ServerHealth::Up && !m.is_drained()).and_then(Lease::new)
+        {
             return Choice::Of(lease);
         }
         loop {
-            let left = self.members.iter().filter(|m| !tried.contains(&m.index));
+            let left = self.members.iter().filter(|m| !tried.contains(&m.index) && !m.is_drained());
             let look = |m: &Arc<Member>| ((m.health(now), m.backup), m.candidate(now));
             let all: Vec<((ServerHealth, bool), Candidate)> = left.map(look).collect();
             let best = all.iter().map(|(rank, _)| *rank).min().filter(|(health, _)| *health != ServerHealth::Down);
@@ -232,33 +241,35 @@ impl Member {
 
     /// Returns the weight at this time, in hundredths if it may be less than the whole one.
     fn weight_at(&self, now: Instant) -> u32 {
+        let weight = self.weight_told();
         if self.slow_start.is_zero() {
-            return self.weight;
+            return weight;
         }
         let since = lock(&self.state.back).map_or(Duration::MAX, |back| now.saturating_duration_since(back));
         let since = if lock(&self.state.health).is_on_trial() { Duration::ZERO } else { since };
         let share = since.as_secs_f64() / self.slow_start.as_secs_f64();
-        ((f64::from(self.weight) * 100.0 * share.min(1.0)) as u32).max(1)
+        ((f64::from(weight) * 100.0 * share.min(1.0)) as u32).max(1)
     }
 
     /// Records that the server has done what it was asked for. `what`: for the log.
     pub fn succeeded(&self, counters: &Counters, what: &dyn Display) {
         let change = lock(&self.state.health).succeeded();
-        self.tell(counters, change, what);
+        self.note(counters, change, what);
     }
 
     /// Records that the server has not done what it was asked for.
     pub fn failed(&self, counters: &Counters, why: &dyn Display) {
+        self.state.failed.fetch_add(1, Relaxed);
         let change = lock(&self.state.health).failed(&self.limits, Instant::now());
-        self.tell(counters, change, why);
+        self.note(counters, change, why);
     }
 
     fn checked(&self, counters: &Counters, result: Result<(), String>) {
         let change = lock(&self.state.health).checked(&self.limits, result.is_ok());
-        self.tell(counters, change, &result.err().unwrap_or_else(|| "checks are good".into()));
+        self.note(counters, change, &result.err().unwrap_or_else(|| "checks are good".into()));
     }
 
-    fn tell(&self, counters: &Counters, change: Option<Change>, why: &dyn Display) {
+    fn note(&self, counters: &Counters, change: Option<Change>, why: &dyn Display) {
         match change {
             Some(Change::Up) => {
                 *lock(&self.state.back) = Some(Instant::now());
@@ -279,7 +290,9 @@ impl Lease {
     /// `None`: the server has as many as it may have.
     fn new(member: &Arc<Member>) -> Option<Lease> {
         let enter = |n| (n < member.most).then_some(n + 1);
-        member.state.active.fetch_update(Relaxed, Relaxed, enter).ok().map(|_| Lease(member.clone()))
+        member.state.active.fetch_update(Relaxed, Relaxed, enter).ok()?;
+        member.state.chosen.fetch_add(1, Relaxed);
+        Some(Lease(member.clone()))
     }
 
     /// Fills in whose server it is.

@@ -3,6 +3,7 @@ use crate::{
     config::pool::{Check, Key as HashKey},
     fault::{Fault, Step},
 };
+use commanded::Tell;
 use tokio::task::yield_now;
 
 const KEY: Key = Key { hash: 0, named: None };
@@ -194,4 +195,38 @@ async fn a_connection_from_before_a_reload_gives_its_place_to_one_that_waits() {
     waiting(&after["p"], 1).await;
     drop(lease);
     assert!(waiter.await.unwrap());
+}
+
+#[test]
+fn operators_tell_servers_what_to_take() {
+    let pools = open(&[config(&[1, 2, 3])], &Pools::default());
+    let tell = |pools: &Pools, member: &str, what| commanded::tell(pools, member, what);
+    let state = |pools: &Pools, index: usize| {
+        let member = &commanded::values(pools)[0].members[index];
+        (member.state, member.weight, member.connections, member.chosen)
+    };
+    let lease = pools["p"].pick(KEY, &[]).unwrap();
+    assert_eq!(tell(&pools, "p/192.0.2.1:1", Tell::Drain), Some(1));
+    assert_eq!([0; 4].map(|_| picked(&pools["p"], &[])), [Some(1), Some(2), Some(1), Some(2)]);
+    assert_eq!(picked(&pools["p"], &[1, 2]), None, "not even if there is no other");
+    let named = Key { named: Some(0), ..KEY };
+    assert_ne!(pools["p"].pick(named, &[]).unwrap().0.index, 0, "and for nobody who has been there");
+    assert_eq!(state(&pools, 0), ("drained", 1, 1, 1), "what it has goes on");
+    assert_eq!(tell(&pools, "192.0.2.1:2", Tell::Weigh(Some(3))), Some(1));
+    for unknown in ["q/192.0.2.1:1", "p/192.0.2.1:9", "192.0.2.1", "p", ""] {
+        assert_eq!(tell(&pools, unknown, Tell::Drain), None, "{unknown}");
+    }
+    // a reload changes nothing of it, but a new weight in the configuration counts
+    let after = open(&[PoolConfig { tries: 1, ..config(&[1, 2, 3]) }], &pools);
+    assert_eq!((state(&after, 0).0, state(&after, 1).1), ("drained", 3));
+    let three: Vec<_> = (0..8).map(|_| picked(&after["p"], &[]).unwrap()).collect();
+    assert_eq!(three.iter().filter(|index| **index == 1).count(), 6);
+    let mut other = config(&[1, 2, 3]);
+    other.servers[1].weight = 2;
+    assert_eq!(state(&open(&[other], &after), 1).1, 2);
+    tell(&after, "p/192.0.2.1:2", Tell::Weigh(None));
+    tell(&after, "p/192.0.2.1:1", Tell::Undrain);
+    drop(lease);
+    assert_eq!((state(&after, 0), state(&after, 1).1), (("up", 1, 0, 1), 1));
+    assert!([0; 3].map(|_| picked(&after["p"], &[])).contains(&Some(0)));
 }

@@ -22,7 +22,10 @@ use crate::{
     inherited::Inherited,
     limits::{CONNECTIONS, Counted},
     log::access_log::{AccessLog, Record},
-    pool::{self, Pools, Upkeep},
+    pool::{
+        self, Pools, Upkeep,
+        commanded::{self, PoolValues, Tell},
+    },
     resolve::Resolver,
     start_error::StartError,
     tables::Tables,
@@ -369,6 +372,17 @@ impl Server {
         };
         opened.services.iter().for_each(|service| service.count(&mut values));
         values
+    }
+
+    /// Returns what there is to see of the pools.
+    pub fn pools(&self) -> Vec<PoolValues> {
+        commanded::values(&self.shared.opened().pools)
+    }
+
+    /// Tells a server of a pool something: `POOL/HOST:PORT`, or `HOST:PORT` for that of all pools. Returns how many were told, if there
+    /// are any.
+    pub fn tell(&self, member: &str, what: Tell) -> Option<usize> {
+        commanded::tell(&self.shared.opened().pools, member, what)
     }
 
     /// Returns for each listener the number of spliced flows, and of the others by reason.
