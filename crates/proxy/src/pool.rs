@@ -11,6 +11,7 @@ mod balance;
 mod check;
 pub(crate) mod commanded;
 mod health;
+mod hello;
 mod queue;
 
 use crate::{

@@ -212,6 +212,39 @@ async fn checks_without_requests() {
 }
 
 #[tokio::test]
+async fn checks_that_talk() {
+    let echo = member(b'a').await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap(); // the kernel accepts for it
+    let check = r"{ send = 'PING\r\n', expect = '^aPING', interval = 0.02, timeout = 0.2, fall = 1 }";
+    let proxy = plug(&[silent.local_addr().unwrap(), echo.addr], &format!("check = {check}")).await;
+    eventually("the one that says nothing", || proxy.server.counters().servers_down == 1).await;
+    for _ in 0..3 {
+        assert_eq!(client(&proxy).await.1, b'a');
+    }
+    assert_eq!(proxy.server.counters().servers_down, 1);
+    let other = plug(&[echo.addr], &format!("check = {}", check.replace("aPING", "PONG"))).await;
+    eventually("the one that says something else", || other.server.counters().servers_down == 1).await;
+}
+
+/// OpenSSL answers whichever version it has; what is no server of TLS does not.
+#[tokio::test]
+async fn checks_by_tls() {
+    let echo = member(b'a').await;
+    for version in ["-tls1_2", "-tls1_3"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (_openssl, at) = crate::tls::server(dir.path(), "DNS:a.example", version).await;
+        let more = "check = { tls = true, host = \"a.example\", interval = 0.02, fall = 1 }";
+        let proxy = plug(&[echo.addr, at], more).await;
+        eventually("the one that is not of TLS", || proxy.server.counters().servers_down == 1).await;
+        let checked = echo.accepted.load(SeqCst);
+        eventually("more checks", || echo.accepted.load(SeqCst) > checked + 3).await;
+        assert_eq!(proxy.server.counters().servers_down, 1, "{version}");
+        let pools = proxy.server.pools();
+        assert_eq!(pools[0].members.iter().map(|m| m.state).collect::<Vec<_>>(), ["down", "up"], "{version}");
+    }
+}
+
+#[tokio::test]
 async fn routes_of_tls_lead_to_pools() {
     let all = [member(b'a').await, member(b'b').await];
     let servers: Vec<String> = [closed().await, all[0].addr, all[1].addr].iter().map(ToString::to_string).collect();

@@ -83,7 +83,7 @@ async fn hellos_of_real_clients_cut_at_every_byte() {
 }
 
 /// OpenSSL as a server of the files in `dir`, with a certificate for these names.
-async fn server(dir: &Path, names: &str, more: &str) -> (Child, SocketAddr) {
+pub async fn server(dir: &Path, names: &str, more: &str) -> (Child, SocketAddr) {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key";
     let made = command(&format!("openssl req -x509 {key} -out certificate -days 2 -subj /CN=test"))
         .args(["-addext", &format!("subjectAltName={names}")])

@@ -1,7 +1,7 @@
 //! docs/configuration.md has every key, word and default, and its examples are right.
 
 use super::{
-    pool::{Ask, Check, HealthLimits},
+    pool::{Check, Get, HealthLimits},
     tests::{HTTP, mistake, read},
     *,
 };
@@ -171,7 +171,7 @@ fn the_page_has_the_right_defaults() {
     let (policy, limits, filter) = (Policy::default(), Limits::default(), Filter::default());
     let (commands, conditions) = (Commands::default(), Conditions::default());
     let (pool, check, health) = (PoolConfig::new(String::new(), Vec::new()), Check::default(), HealthLimits::default());
-    let status = Ask::new("/".into()).status;
+    let status = Get::new("/".into()).status;
     let SpliceWhen::AfterBytes(bytes) = policy.when else { panic!() };
     let ports = OpenOptions::default().source_ports;
     let cache = read(&format!("{HTTP}cache.dir = \"c\"")).unwrap().listeners[0].cache().unwrap().size;

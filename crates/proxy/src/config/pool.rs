@@ -1,6 +1,6 @@
 //! Configuration of a pool of servers: the servers, how connections and requests are distributed, and when a server counts as down.
 
-use crate::target::Target;
+use crate::{pattern::Pattern, target::Target};
 use std::{ops::RangeInclusive, time::Duration};
 
 /// Maximum number of servers in a pool: each choice looks at all of them.
@@ -170,9 +170,20 @@ impl Default for Check {
     }
 }
 
+/// What a server is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// A request of HTTP.
+    Http(Get),
+    /// For a ServerHello of TLS, by this name, if there is one.
+    Tls(Option<String>),
+    /// These bytes. In what the server sends, this has to be found.
+    Bytes(Vec<u8>, Pattern),
+}
+
 /// A request of HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct Get {
     /// Path of the GET request; begins with `/`.
     pub path: String,
     /// `Host` of the request; none: the address of the server.
@@ -181,9 +192,9 @@ pub struct Ask {
     pub status: RangeInclusive<u16>,
 }
 
-impl Ask {
+impl Get {
     /// Returns a request with defaults for the rest.
-    pub fn new(path: String) -> Ask {
-        Ask { path, host: None, status: 200..=399 }
+    pub fn new(path: String) -> Get {
+        Get { path, host: None, status: 200..=399 }
     }
 }

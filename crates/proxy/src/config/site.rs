@@ -2,14 +2,15 @@
 
 use super::{
     Config, ConfigError,
-    pool::{Ask, Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
+    pool::{Ask, Balance, Check, Get, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
     route::{RawRoute, list},
     source::SourceFile,
     value::{Count, OrNumber, Parsed, Seconds},
 };
 use crate::{
+    pattern::Pattern,
     routes::{Paths, Route, RouteTo},
-    target::Target,
+    target::{Host, Target},
 };
 use longsplice_http::Authority;
 use serde::{
@@ -106,7 +107,11 @@ enum RawBalance {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawCheck {
-    path: Option<Parsed<CheckPath>>,
+    path: Option<Spanned<Parsed<CheckPath>>>,
+    #[serde(default)]
+    tls: Option<Spanned<bool>>,
+    send: Option<Spanned<Parsed<Bytes>>>,
+    expect: Option<Spanned<Parsed<Pattern>>>,
     host: Option<Spanned<Parsed<CheckHost>>>,
     interval: Option<Seconds>,
     timeout: Option<Seconds>,
@@ -162,6 +167,32 @@ impl FromStr for CheckHost {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let host = Authority::parse(text).map_err(|_| "bad host: write HOST or HOST:PORT")?;
         Ok(CheckHost(host.to_string()))
+    }
+}
+
+/// Bytes: text with escapes.
+struct Bytes(Vec<u8>);
+
+impl FromStr for Bytes {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const CURE: &str = r"bad escape: write \\, \r, \n or \xHH";
+        let (mut bytes, mut rest) = (Vec::new(), text);
+        while let Some((plain, escape)) = rest.split_once('\\') {
+            bytes.extend(plain.bytes());
+            let (byte, used) = match escape.bytes().next() {
+                Some(b'\\') => (b'\\', 1),
+                Some(b'r') => (b'\r', 1),
+                Some(b'n') => (b'\n', 1),
+                Some(b'x') => (escape.get(1..3).and_then(|hex| u8::from_str_radix(hex, 16).ok()).ok_or(CURE)?, 3),
+                _ => return Err(CURE),
+            };
+            bytes.push(byte);
+            rest = &escape[used..];
+        }
+        bytes.extend(rest.bytes());
+        Ok(Bytes(bytes))
     }
 }
 
@@ -246,20 +277,45 @@ impl SourceFile<'_> {
 
     fn health_check(&self, raw: RawCheck) -> Result<Check, ConfigError> {
         let d = Check::default();
-        let of_http = raw.host.as_ref().map(Spanned::span).or(raw.status.as_ref().map(Spanned::span));
-        let ask = match (raw.path, of_http) {
+        let tls = raw.tls.filter(|tls| *tls.get_ref());
+        let spans = [raw.path.as_ref().map(Spanned::span), tls.as_ref().map(Spanned::span)];
+        let [asks, second] = {
+            let mut all = spans.into_iter().chain([raw.expect.as_ref().map(Spanned::span)]).flatten();
+            [all.next(), all.next()]
+        };
+        if let Some(at) = second {
+            return Err(self.wrong(at, "a check asks one thing: a path, tls or expect; remove the others"));
+        }
+        let lacks = [
+            (raw.send.as_ref().map(Spanned::span), raw.expect.is_some(), "nobody looks at the answer: add expect"),
+            (
+                raw.host.as_ref().map(Spanned::span),
+                raw.path.is_some() || tls.is_some(),
+                "it has no host: add a path or tls",
+            ),
+            (raw.status.as_ref().map(Spanned::span), raw.path.is_some(), "the answer has no status: add a path"),
+        ];
+        if let Some((Some(at), _, cure)) = lacks.into_iter().find(|(at, is_read, _)| at.is_some() && !is_read) {
+            return Err(self.wrong(at, cure));
+        }
+        if let (Some(host), Some(_)) = (&raw.host, &tls)
+            && !matches!(Host::from_name(host.get_ref().0.0.as_bytes()), Ok(Host::Name(_)))
+        {
+            return Err(self.wrong(host.span(), "servers of TLS are asked for by name: write one without a port"));
+        }
+        let host = raw.host.map(|host| host.into_inner().0.0);
+        let ask = match (raw.path, raw.expect) {
+            _ if asks.is_none() => None,
             (Some(path), _) => {
-                let d = Ask::new(path.0.0);
-                Some(Ask {
-                    host: raw.host.map(|h| h.into_inner().0.0),
-                    status: raw.status.map_or(d.status.clone(), |s| s.into_inner().0.0),
-                    ..d
-                })
+                let d = Get::new(path.into_inner().0.0);
+                let status = raw.status.map_or(d.status.clone(), |s| s.into_inner().0.0);
+                Some(Ask::Http(Get { host, status, ..d }))
             }
-            (None, Some(at)) => {
-                return Err(self.wrong(at, "without a path, nothing is asked for: add path = \"/\", or remove the key"));
+            (None, Some(expect)) => {
+                let send = raw.send.map_or_else(Vec::new, |send| send.into_inner().0.0);
+                Some(Ask::Bytes(send, expect.into_inner().0))
             }
-            (None, None) => None,
+            (None, None) => Some(Ask::Tls(host)),
         };
         let (interval, timeout) = (raw.interval.map_or(d.interval, |s| s.0), raw.timeout.map_or(d.timeout, |s| s.0));
         Ok(Check { ask, interval, timeout })

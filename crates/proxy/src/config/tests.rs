@@ -1,6 +1,6 @@
 //! A complete file, defaults, the command line, and the position and advice of every error.
 
-use super::pool::{Ask, Balance, Check, HealthLimits, Key};
+use super::pool::{Ask, Balance, Check, Get, HealthLimits, Key};
 use super::*;
 use crate::access::{Action, Pattern};
 use crate::log::access_log::{LogFormat, LogTarget};
@@ -423,7 +423,7 @@ fn sites() {
     assert_eq!((pool.tries, pool.idle_connections, pool.idle_time), (2, 0, Duration::from_millis(1500)));
     let d = HealthLimits::default();
     assert_eq!(pool.health, HealthLimits { failures: 4, out: Duration::from_secs(5), rise: 6, fall: d.fall });
-    let ask = Some(Ask { status: 204..=204, ..Ask::new("/h?x".into()) });
+    let ask = Some(Ask::Http(Get { status: 204..=204, ..Get::new("/h?x".into()) }));
     let check = Check { ask, timeout: Duration::from_secs(7), ..Check::default() };
     assert_eq!(pool.check, Some(check));
     let plain = read("[pool.p]\nservers = [\"a:1\"]").unwrap().pools.remove(0);
@@ -486,8 +486,21 @@ fn mistakes_in_sites() {
     expect(&pool("balance = \"consistent-hash\"\nhash_field = \"X User\""), (4, 14), "bad field name");
     expect(&pool("tries = 0"), (3, 9), "a number from 1 to 16");
     expect(&pool("check = { path = \"health\" }"), (3, 18), "begin it with `/`");
-    expect(&pool("check = { host = \"a\" }"), (3, 18), "add path = ");
-    expect(&pool("check = { status = 200 }"), (3, 20), "add path = ");
+    expect(&pool("check = { host = \"a\" }"), (3, 18), "has no host: add a path or tls");
+    expect(&pool("check = { status = 200 }"), (3, 20), "has no status: add a path");
+    expect(&pool("check = { tls = true, status = 200 }"), (3, 32), "has no status: add a path");
+    expect(&pool("check = { path = \"/\", tls = true }"), (3, 29), "asks one thing: a path, tls or expect");
+    expect(&pool("check = { tls = true, expect = \"a\" }"), (3, 32), "asks one thing: a path, tls or expect");
+    expect(&pool("check = { send = \"a\" }"), (3, 18), "nobody looks at the answer: add expect");
+    expect(&pool("check = { send = 'a\\q', expect = 'b' }"), (3, 18), "write \\\\, \\r, \\n or \\xHH");
+    expect(&pool("check = { tls = true, host = \"a b\" }"), (3, 30), "HOST:PORT");
+    expect(&pool("check = { tls = true, host = \"a.b:443\" }"), (3, 30), "without a port");
+    let asks = |check: &str| read(&pool(&format!("check = {{ {check} }}"))).unwrap().pools.remove(0).check.unwrap().ask;
+    assert_eq!(asks("tls = true"), Some(Ask::Tls(None)));
+    assert_eq!(asks("tls = true, host = \"a.b\""), Some(Ask::Tls(Some("a.b".into()))));
+    let bytes = asks(r"send = '\x00\xd2PING\r\n\\', expect = '^\+PONG'");
+    assert_eq!(bytes, Some(Ask::Bytes(b"\0\xd2PING\r\n\\".to_vec(), r"^\+PONG".parse().unwrap())));
+    assert_eq!(asks("expect = '^SSH-'"), Some(Ask::Bytes(Vec::new(), "^SSH-".parse().unwrap())));
     assert_eq!(read(&pool("check = {}")).unwrap().pools[0].check, Some(Check::default()));
     expect(&pool("check = { path = \"/\", status = \"100-200\" }"), (3, 32), "from 200 to 599");
     expect(&pool("check = { path = \"/\", host = \"a b\" }"), (3, 30), "HOST:PORT");

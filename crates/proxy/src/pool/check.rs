@@ -1,14 +1,20 @@
-//! Active checks: periodic connections to each server, with a request if it speaks HTTP.
+//! Active checks: periodic connections to each server, which may be asked something.
 
-use super::{Member, Pool, Upkeep};
-use crate::config::pool::{Ask, Check};
+use super::{Member, Pool, Upkeep, hello};
+use crate::{
+    config::pool::{Ask, Check, Get},
+    pattern::{Known, Pattern},
+};
 use longsplice_engine::Leg;
 use longsplice_http::{Kind, Response, Scan};
-use std::{ops::RangeInclusive, sync::Weak};
+use std::sync::Weak;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{sleep, timeout},
 };
+
+/// Most bytes of an answer in which something is looked for.
+const ANSWER: usize = 64 * 1024;
 
 /// Checks a server until the proxy stops, or nobody uses its pool any more.
 pub(super) async fn watch(pool: Weak<Pool>, index: usize, check: Check, upkeep: Upkeep) {
@@ -38,10 +44,9 @@ async fn ask(member: &Member, check: &Check, upkeep: &Upkeep) -> Result<(), Stri
             Ok(mut leg) => {
                 let answered = match &check.ask {
                     None => Ok(()),
-                    Some(Ask { path, host, status }) => {
-                        let host = host.as_deref().unwrap_or(&member.name);
-                        get(&mut leg, (path, host), status).await
-                    }
+                    Some(Ask::Http(get)) => request(&mut leg, get.host.as_deref().unwrap_or(&member.name), get).await,
+                    Some(Ask::Tls(name)) => greet(&mut leg, name.as_deref()).await,
+                    Some(Ask::Bytes(send, expect)) => talk(&mut leg, send, expect).await,
                 };
                 upkeep.splicer.discard(leg);
                 return answered;
@@ -52,8 +57,44 @@ async fn ask(member: &Member, check: &Check, upkeep: &Upkeep) -> Result<(), Stri
     Err(failed)
 }
 
+/// Returns the error of a server that closes too early.
+fn closed<T>() -> Result<T, String> {
+    Err("it closed before it had replied".into())
+}
+
+/// Waits for what a server says that has to be found there.
+async fn talk(leg: &mut Leg, send: &[u8], expect: &Pattern) -> Result<(), String> {
+    leg.write_all(send).await.map_err(|e| e.to_string())?;
+    let (mut known, mut left) = (expect.start(), ANSWER);
+    loop {
+        let mut read = [0; 1024];
+        let n = leg.read(&mut read).await.map_err(|e| e.to_string())?;
+        known = if n == 0 { expect.end(known) } else { expect.next(known, &read[..n]) };
+        left = left.saturating_sub(n);
+        match known {
+            Known::Yes => return Ok(()),
+            Known::Open(_) if n > 0 && left > 0 => {}
+            Known::Open(_) | Known::No => return Err("its answer is not what is expected".into()),
+        }
+    }
+}
+
+/// Asks for a ServerHello.
+async fn greet(leg: &mut Leg, name: Option<&str>) -> Result<(), String> {
+    leg.write_all(&hello::client_hello(name)).await.map_err(|e| e.to_string())?;
+    let mut read = Vec::with_capacity(1024);
+    loop {
+        if leg.read_buf(&mut read).await.map_err(|e| e.to_string())? == 0 {
+            return closed();
+        }
+        if let Some(answered) = hello::answered(&read) {
+            return answered;
+        }
+    }
+}
+
 /// Asks with HTTP.
-async fn get(leg: &mut Leg, (path, host): (&str, &str), good: &RangeInclusive<u16>) -> Result<(), String> {
+async fn request(leg: &mut Leg, host: &str, Get { path, status: good, .. }: &Get) -> Result<(), String> {
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: longsplice\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     );
@@ -71,7 +112,7 @@ async fn get(leg: &mut Leg, (path, host): (&str, &str), good: &RangeInclusive<u1
                 bad => return Err(format!("status {bad}")),
             }
         } else if leg.read_buf(&mut read).await.map_err(|e| e.to_string())? == 0 {
-            return Err("it closed before it had replied".into());
+            return closed();
         }
     }
 }
