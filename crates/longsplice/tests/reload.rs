@@ -669,3 +669,38 @@ fn a_listener_that_never_spliced_splices_and_stops_again() {
     drop((never, spliced, again));
     proxy.stop(&setting.pins[0]);
 }
+
+/// Whenever the program is killed during a reload, the next one starts with the file as it is, and spliced connections go on.
+#[test]
+#[ignore = "root"]
+fn killed_in_the_midst_of_a_reload() {
+    const TIMES: u64 = 6;
+    let at = |port| FORWARDER_TO_CLIENT.port(Family::V4, port);
+    let plug = |port| {
+        let target = format!("target = \"{}\"\npolicy = {{ splice = \"at-once\" }}", SERVER.port(Family::V4, 7020));
+        listener("plug", &at(port).to_string(), &target)
+    };
+    let setting = Setting::new(&plug(7000));
+    setting.echo(SERVER.port(Family::V4, 7020));
+    let mut proxy = setting.start();
+    let mut stream = setting.connect(at(7000));
+    round_trip(&mut stream, &[1; 10_000]);
+    proxy.wait_flow("spliced");
+    for n in 0..TIMES {
+        let others: String = (0..20).map(|port| plug(7100 + port + 20 * (n as u16 % 2))).collect();
+        setting.configure(&(plug(7000) + &others));
+        let mut reload = Command::new(LONGSPLICE);
+        let mut reload = reload.args(["reload", "--control"]).arg(proxy.control()).spawn().unwrap();
+        thread::sleep(std::time::Duration::from_millis(n * 6));
+        proxy.kill();
+        reload.wait().unwrap(); // it may have come to its end
+        round_trip(&mut stream, &[2; 10_000]);
+        proxy = setting.start();
+        round_trip(&mut stream, &[3; 10_000]);
+        for port in [7000, 7100 + 20 * (n as u16 % 2)] {
+            round_trip(&mut setting.connect(at(port)), b"hello");
+        }
+    }
+    drop(stream);
+    proxy.stop(&setting.pins[0]);
+}

@@ -15,6 +15,7 @@ use nix::{
     },
     unistd::Pid,
 };
+use serde_json::Value;
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
@@ -377,7 +378,7 @@ fn setting() -> Setting {
 fn no_client_notices_an_upgrade() {
     const TIMES: usize = 3;
     let setting = setting();
-    let mut proxies = Dynasty::of(setting.start());
+    let mut proxies = Dynasty::of(setting.start_with(&["--log-format", "json"]));
     let at = |family, port| FORWARDER_TO_CLIENT.port(family, port);
     let mut visits: Vec<Box<dyn Fn() + Send>> = Vec::new();
     for family in Family::BOTH {
@@ -409,6 +410,11 @@ fn no_client_notices_an_upgrade() {
     let taken_back = proxies.first.flows().into_iter().filter(|f| f["state"] != "copying").take(2);
     taken_back.for_each(|flow| drop(proxies.first.client(&["unsplice", &flow["id"].to_string()])));
     eventually("it is copied", || (proxies.first.flows_in("copying") >= 4).then_some(()));
+    // to be spliced after some more bytes, which come too late
+    for family in Family::BOTH {
+        all.push(setting.connect(at(family, 7001)));
+        round_trip(all.last_mut().unwrap(), &[1; 100]);
+    }
     let crowd = Crowd::new(&setting, visits);
     crowd.are_served(50);
     for _ in 0..TIMES {
@@ -423,6 +429,9 @@ fn no_client_notices_an_upgrade() {
     all.iter_mut().for_each(|stream| round_trip(stream, &[3; 50_000]));
     drop(all);
     assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    let records = proxies.first.records();
+    let is_one = |record: &&Value| record["refusal"] == "handed-over" && record["bytes_up"].as_u64() > Some(100_000);
+    assert_eq!(records.iter().filter(is_one).count(), Family::BOTH.len(), "{records:#?}");
     let (last, earlier) = proxies.others.split_last().unwrap();
     earlier.iter().for_each(|number| gone(*number));
     assert!(is_ours(*last));

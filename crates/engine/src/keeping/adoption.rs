@@ -88,6 +88,18 @@ fn other_of(d: &Datapath, t: &Tuple, path: &PathView) -> Option<Tuple> {
     d.other_leg(t).filter(|other| d.resume([t, other]))
 }
 
+/// Returns the legs whose sockets a process holds: it has handed the data path over, and goes on with these connections.
+fn held<'a>(entries: impl Iterator<Item = &'a (Tuple, PathView)>) -> Vec<Tuple> {
+    let Ok(mut sockets) = Sockets::open() else { return Vec::new() };
+    let (entries, mut held) = (entries.map(|(t, _)| (*t, 0)).collect::<Vec<_>>(), Vec::new());
+    for some in entries.chunks(Sockets::AT_ONCE) {
+        let Ok(claims) = sockets.claims(some) else { break };
+        let claimed = some.iter().zip(claims).filter(|(_, claim)| *claim == Claim::Yes);
+        held.extend(claimed.map(|((t, _), _)| *t).filter(is_held));
+    }
+    held
+}
+
 /// How long startup waits for the adoption of flows. Usually this is enough, and all flows are listed from the beginning.
 const ADOPTION: Duration = Duration::from_millis(500);
 
@@ -102,15 +114,14 @@ pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenErro
     }
     let mut adoption = Adoption { idle, ..Adoption::default() };
     let with_records = legs.iter().filter_map(|(t, _)| Some((*t, d.path(t)?)));
-    for (t, path) in with_records.chain(d.stopped_paths()) {
-        if adoption.known.contains(&t) {
-            continue;
-        }
-        // a process that has handed the data path over goes on with this connection
-        if path.flags & PathFlags::SPLICED == 0 && is_held(&t) {
-            adoption.known.insert(t);
+    let all: Vec<_> = with_records.chain(d.stopped_paths()).collect();
+    for t in held(all.iter().filter(|(_, path)| path.flags & PathFlags::SPLICED == 0)) {
+        if adoption.known.insert(t) {
             adoption.foreign.push(Dead::foreign(d.idle_entry(&t)));
-        } else {
+        }
+    }
+    for (t, path) in all {
+        if !adoption.known.contains(&t) {
             let other = other_of(d, &t, &path);
             adoption.known.extend([Some(t), other].into_iter().flatten());
             adoption.take(engine, d, t, other);
