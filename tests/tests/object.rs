@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const ROUNDED: u32 = 32;
 /// Maximum stack of a call chain in bytes (MAX_BPF_STACK).
 const STACK: u32 = 512;
+/// Maximum number of functions in a call chain (MAX_CALL_FRAMES).
+const FRAMES: usize = 8;
 /// Bytes of stack that must be left unused.
 const LEFT: u32 = 64;
 /// Maximum number of processed instructions. The verifier's limit is a million.
@@ -171,6 +173,9 @@ fn the_deepest_chain_of_calls_leaves_room_on_the_stack() {
     for (bytes, chain) in chains.iter().rev().take(5) {
         println!("{bytes}: {}", chain.join(" > "));
     }
+    let longest = chains.iter().map(|(_, chain)| chain).max_by_key(|chain| chain.len()).unwrap();
+    println!("{} of {FRAMES} frames: {}", longest.len(), longest.join(" > "));
+    assert!(longest.len() < FRAMES, "no frame of {FRAMES} is left: {}", longest.join(" > "));
     let (bytes, chain) = chains.last().unwrap();
     println!("{} bytes of {STACK} are left", STACK.saturating_sub(*bytes));
     assert!(bytes + LEFT <= STACK, "{bytes} bytes of {STACK}, {LEFT} have to be left: {}", chain.join(" > "));

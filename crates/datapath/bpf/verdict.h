@@ -109,11 +109,8 @@ __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 	return 0;
 }
 
-/* May the leg's host get an answer of this kind, by the rate limit of one leg? For ANSWER_TOO_BIG, user space gets
- * EVENT_OVERSIZE, and finds out whether the answers help. Every other one of these is withheld. Then make_fit() forwards a
- * part of the segment, so that a host that does not receive ICMP makes progress. A global function, to save its callers'
- * stacks. */
-__noinline int is_due(const struct tuple *leg, __u32 kind)
+/* Part of is_due() and of may_answer(), which would otherwise be one more frame of the longest chain of calls. */
+static __always_inline int by_leg(const struct tuple *leg, __u32 kind)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), *last;
 	struct answered_key k = {};
@@ -134,13 +131,22 @@ __noinline int is_due(const struct tuple *leg, __u32 kind)
 	return now & 1;
 }
 
+/* May the leg's host get an answer of this kind, by the rate limit of one leg? For ANSWER_TOO_BIG, user space gets
+ * EVENT_OVERSIZE, and finds out whether the answers help. Every other one of these is withheld. Then make_fit() forwards a
+ * part of the segment, so that a host that does not receive ICMP makes progress. A global function, to save its callers'
+ * stacks. */
+__noinline int is_due(const struct tuple *leg, __u32 kind)
+{
+	return by_leg(leg, kind);
+}
+
 /* May an answer be sent, by the rate limit of the leg and that of all legs? */
 __noinline int may_answer(const struct tuple *leg, __u32 kind)
 {
 	struct limiter *l = bpf_map_lookup_elem(&limiters, &kind);
 	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (!l || !is_due(leg, kind))
+	if (!l || !by_leg(leg, kind))
 		return 0;
 	if (l->second != now >> 30) {
 		l->second = now >> 30;
