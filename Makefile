@@ -5,12 +5,15 @@ CARGO ?= cargo
 OUT ?= target/demo
 SOAK_SECONDS ?= 3600
 BASE ?= main
+REVISION ?= 1
 PATH := $(HOME)/.cargo/bin:$(PATH)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
 BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
 BENCH = $(BIN)-bench
 DEPS = dist/install-deps
-BUILD = $(CARGO) build --profile dist --locked -p longsplice
+# What --version says besides the number: the commit and its date.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)$(shell git log -1 --format=' (%h, %cs)' 2>/dev/null)
+BUILD = LONGSPLICE_VERSION='$(VERSION)' $(CARGO) build --profile dist --locked -p longsplice
 # As another program may use it: without what is optional.
 ENGINE_ALONE = -p longsplice-engine --no-default-features
 BUILD_BENCH = $(BUILD) -p longsplice-bench
@@ -21,7 +24,7 @@ RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
 .PHONY: help build check lint deny advisories notices demo test quick test-all test-loaded soak
-.PHONY: kernels kernels-short kernels-changed bench bench-gate shell man install-deps
+.PHONY: kernels kernels-short kernels-changed bench bench-gate shell man install-deps install package deb rpm test-packages
 
 help:
 	@echo 'make build         target/dist/longsplice'
@@ -38,13 +41,17 @@ help:
 	@echo 'make bench         the figures of the README (root)'
 	@echo 'make bench-gate    whether anything has become slower since the commit BASE=... (main), on a quiet machine (root)'
 	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
-	@echo 'make man           target/longsplice.1'
+	@echo 'make man           target/longsplice.1 and target/longsplice.toml.5'
+	@echo 'make install       puts what make build has made, man pages and units below PREFIX=/usr/local (root), or into DESTDIR'
+	@echo 'make deb           target/package-files/longsplice_*.deb'
+	@echo 'make rpm           target/package-files/longsplice-*.rpm'
+	@echo 'make test-packages   both; the first is installed into a new Debian 12 and 13, run, upgraded and removed (network, root)'
 	@echo 'make notices       dist/THIRD-PARTY-NOTICES.txt, after a change of dependencies'
 	@echo 'make advisories    known faults of dependencies, from the database of RustSec (network)'
 	@echo 'make install-deps  the packages for all of the above (root)'
 
 install-deps:
-	@$(SUDO) $(DEPS) build check lab demo shell bench test kernels
+	@$(SUDO) $(DEPS) build check lab demo shell bench test kernels packages
 
 build:
 	@$(DEPS) build
@@ -143,4 +150,28 @@ shell:
 
 man: build
 	$(BIN) man > target/longsplice.1
-	@echo 'man -l target/longsplice.1'
+	$(BIN) man longsplice.toml > target/longsplice.toml.5
+	@echo 'man -l target/longsplice.1 target/longsplice.toml.5'
+
+# Does not build: root should not.
+install:
+	@[ -x $(BIN) ] || { echo 'make install installs what make build makes: run that first, as the user who builds.' >&2; exit 1; }
+	DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' dist/install $(BIN)
+
+# What the packages contain.
+package: build
+	@$(DEPS) packages
+	rm -rf target/package
+	DESTDIR=target/package PREFIX=/usr dist/install $(BIN)
+
+deb: package
+	$(CARGO) deb --no-build --no-strip --profile dist -p longsplice --deb-revision $(REVISION) --output target/package-files/
+
+rpm: package
+	$(CARGO) generate-rpm -p crates/longsplice --output target/package-files/
+
+test-packages: deb rpm
+	$(AS_ROOT)
+	@$(DEPS) lab packages
+	$(CARGO) deb --no-build --no-strip --profile dist -p longsplice --deb-revision 2 --output target/package-files/newer.deb
+	tests/packages/run target/package-files/longsplice_*-$(REVISION)_*.deb target/package-files/newer.deb target/package-files/*.rpm

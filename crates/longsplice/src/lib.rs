@@ -1,6 +1,6 @@
 //! The program as a library: `longsplice run` and the operator's commands.
 //!
-//! `args` is the only table of flags; the help texts and the man page (`man`) are generated from it. `run` is the proxy
+//! `args` is the only table of flags; the help texts, man pages and completions (`man`) are generated from it. `run` is the proxy
 //! itself, `control` its Unix socket; `client`, `ls`, `inspect` and `trace` are the client side of that socket; `doctor`
 //! stands alone. Other public items are for `longsplice-bench`, which observes proxies through their control sockets.
 
@@ -61,7 +61,8 @@ pub fn main() -> ExitCode {
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),
         Command::Doctor(args) => doctor::doctor(args),
-        Command::Man => man::man(),
+        Command::Man(args) => man::man(args.page),
+        Command::Completions { shell } => man::completions(*shell),
     };
     exit_code("longsplice", outcome)
 }

@@ -1,6 +1,7 @@
 //! What is counted, in the text format of OpenMetrics, which Prometheus reads. No flow, client or user is a label: their number
 //! has no bound.
 
+use crate::args::version;
 use longsplice_engine::Splicer;
 use longsplice_proxy::{Kind, ListenerValues, MemberValues, Metric, PoolValues, Server};
 use nix::{
@@ -100,7 +101,45 @@ impl Collector for Snapshot {
         ConstGauge::new(i64::from(self.refusal.is_none())).encode(family.encode_family(&reason)?)?;
         let about = ("longsplice_build_info", "1: the version that runs.");
         let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Gauge)?;
-        ConstGauge::new(1_i64).encode(family.encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?)
+        ConstGauge::new(1_i64).encode(family.encode_family(&[("version", version())])?)
+    }
+}
+
+impl Snapshot {
+    /// What has become of connections, by listener.
+    fn ended(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = ("longsplice_listener_live", "Connections of the listener that exist now.");
+        let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Gauge)?;
+        for l in &self.listeners {
+            ConstGauge::new(i64::from(l.live)).encode(family.encode_family(&[("listener", &*l.name)])?)?;
+        }
+        let ended = self.listeners.iter().flat_map(|l| l.totals.ended.iter().map(|(how, n)| (&*l.name, *how, *n)));
+        let about = (
+            "longsplice_listener_ended",
+            "Connections, HTTP requests and FTP transfers that have ended, by how they did.",
+        );
+        counters(to, about, ended.map(|(name, how, n)| ([("listener", name), ("how", how)], n)))?;
+        let about = ("longsplice_listener_bytes", "Bytes of what has ended: up from clients to servers, and down.");
+        let bytes = self.listeners.iter().flat_map(|l| {
+            let of = |direction, passed: u64, spliced: u64| {
+                let copied = passed.saturating_sub(spliced);
+                [("copied", copied), ("spliced", spliced)]
+                    .map(|(stage, n)| ([("listener", &*l.name), ("direction", direction), ("stage", stage)], n))
+            };
+            let t = &l.totals;
+            [of("up", t.bytes_up, t.spliced_up), of("down", t.bytes_down, t.spliced_down)].concat()
+        });
+        counters(to, about, bytes)?;
+        let about = ("longsplice_listener_lifetime_seconds", "How long what has ended had lived.");
+        let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Histogram)?;
+        for l in &self.listeners {
+            let bounds = LIFETIMES_MS.iter().map(|ms| *ms as f64 / 1e3).chain([f64::MAX]); // the last one is written as +Inf
+            let groups: Vec<_> = bounds.zip(l.totals.lifetimes).collect();
+            let (seconds, all) = (l.totals.lifetimes_ms as f64 / 1e3, l.totals.lifetimes.iter().sum());
+            let labels = [("listener", &*l.name)];
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(seconds, all, &groups, None)?;
+        }
+        Ok(())
     }
 }
 
