@@ -223,6 +223,8 @@ struct Listener {
     protocol: String,
     spliced: u64,
     refused: BTreeMap<String, u64>,
+    live: u32,
+    ended: BTreeMap<String, u64>,
 }
 
 /// `longsplice counters`.
@@ -234,10 +236,14 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     for listener in answer.get("listeners").and_then(Value::as_array).into_iter().flatten() {
-        let Listener { name, listen, protocol, spliced, refused } = Listener::deserialize(listener)?;
+        let Listener { name, listen, protocol, spliced, refused, live, ended } = Listener::deserialize(listener)?;
         writeln!(out, "{name}: {protocol} on {listen}\n  {:<20} {spliced:>15}", "spliced")?;
         for (why, n) in refused.iter().filter(|(_, n)| **n > 0) {
             writeln!(out, "  {:<20} {n:>15}", format!("not: {why}"))?;
+        }
+        writeln!(out, "  {:<20} {live:>15}", "live")?;
+        for (how, n) in ended {
+            writeln!(out, "  {:<20} {n:>15}", format!("ended: {how}"))?;
         }
     }
     let sections = [("proxy", "proxy"), ("data path, packets", "verdicts"), ("translucent proxying, packets", "tpot")];

@@ -3,14 +3,14 @@
 
 use crate::args::version;
 use longsplice_engine::Splicer;
-use longsplice_proxy::{Kind, ListenerValues, MemberValues, Metric, PoolValues, Server};
+use longsplice_proxy::{Kind, LIFETIMES_MS, ListenerValues, MemberValues, Metric, PoolValues, Server};
 use nix::{
     sys::resource::{Resource, getrlimit},
     unistd::{SysconfVar, sysconf},
 };
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet, text},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
@@ -85,6 +85,7 @@ impl Collector for Snapshot {
         let about = ("longsplice_listener_refused", "Flows of the listener that were not spliced, by the reason.");
         counters(to, about, refused.map(|(name, why, n)| ([("listener", name), ("reason", why)], n)))?;
         self.of_pools(to)?;
+        self.ended(to)?;
         let about = ("longsplice_verdicts", "Packets, by what the data path has done with them.");
         counters(to, about, self.verdicts.iter().map(|(name, n)| ([("verdict", *name)], *n)))?;
         let about =

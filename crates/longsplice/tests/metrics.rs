@@ -97,6 +97,28 @@ fn what_is_counted_is_served() {
             "{name}"
         );
     }
+    // what the listener's counters say of what has ended
+    let of_front = &counters["listeners"][0];
+    let [up, down, spliced_up, spliced_down] =
+        ["bytes_up", "bytes_down", "spliced_up", "spliced_down"].map(|key| of_front[key].as_f64().unwrap());
+    assert!(spliced_up + spliced_down > 0.0, "{of_front}");
+    for (metric, labels, value) in [
+        ("live", "", 0.0),
+        ("ended_total", ",how=\"closed\"", of_front["ended"]["closed"].as_f64().unwrap()),
+        ("bytes_total", ",direction=\"up\",stage=\"copied\"", up - spliced_up),
+        ("bytes_total", ",direction=\"up\",stage=\"spliced\"", spliced_up),
+        ("bytes_total", ",direction=\"down\",stage=\"copied\"", down - spliced_down),
+        ("bytes_total", ",direction=\"down\",stage=\"spliced\"", spliced_down),
+        ("lifetime_seconds_count", "", 1.0),
+        ("lifetime_seconds_sum", "", of_front["lifetimes_ms"].as_f64().unwrap() / 1e3),
+        ("lifetime_seconds_bucket", ",le=\"86400.0\"", 1.0),
+        ("lifetime_seconds_bucket", ",le=\"+Inf\"", 1.0),
+    ] {
+        // the encoder puts the bound of a group first
+        let (own, all) = (labels.trim_start_matches(','), format!("listener=\"front\"{labels}"));
+        let names = [all, format!("{own},listener=\"front\"")].map(|l| format!("longsplice_listener_{metric}{{{l}}}"));
+        assert_eq!(names.iter().find_map(|name| got.get(name)).copied(), Some(value), "{names:?} of {got:?}");
+    }
     for (name, least) in [
         ("longsplice_accepted_total", 1.0),
         ("longsplice_listener_spliced_total{listener=\"front\"}", 1.0),

@@ -26,6 +26,7 @@ use crate::{
     start_error::StartError,
     tables::Tables,
     target::Target,
+    totals::Summed,
 };
 use bytes::Bytes;
 use longsplice_engine::{EndReason, Leg, Policy, Splicer, Tpot};
@@ -213,6 +214,7 @@ pub struct Front {
     pub(crate) associations: Arc<Counted>,
     pub(crate) binds: Arc<Counted>,
     counted: Arc<Counted>,
+    pub(crate) summed: Arc<Summed>,
 }
 
 impl Front {
@@ -245,6 +247,7 @@ impl Front {
             associations: counts(|front| &front.associations),
             binds: counts(|front| &front.binds),
             counted: counts(|front| &front.counted),
+            summed: before.map_or_else(Arc::default, |before| before.summed.clone()),
             listener,
         }
     }
@@ -257,6 +260,11 @@ impl Front {
             self.associations.limit(ASSOCIATIONS, commands.udp.per_client);
             self.binds.limit(BINDS, commands.bind.per_client);
         }
+    }
+
+    /// Returns how many connections it has.
+    pub(crate) fn live(&self) -> u32 {
+        self.counted.total()
     }
 
     /// Tells whether the listener's limit of connections is reached, from now on.
@@ -275,6 +283,8 @@ impl Front {
 pub struct Live {
     /// The state shared by all connections.
     pub shared: Arc<ServerContext>,
+    /// What has become of connections of this listener.
+    pub(crate) summed: Arc<Summed>,
     slots: [Slot; 2],
     /// As long as a task serves it.
     pub(crate) enrolled: Option<Enrolled>,
@@ -289,7 +299,8 @@ impl Live {
         let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
         shared.live.send_modify(|n| *n += 1);
         let enrolled = Some(shared.roll.enter(leg, &front.listener.name));
-        Ok(Live { shared: shared.clone(), slots, enrolled, seat: Some(shared.loads.seat(awake)) })
+        let summed = front.summed.clone();
+        Ok(Live { shared: shared.clone(), summed, slots, enrolled, seat: Some(shared.loads.seat(awake)) })
     }
 
     /// Waits until the connection has to end: because all have to, or because it is forbidden now.

@@ -2,7 +2,7 @@
 
 pub mod cache;
 
-use crate::{access::Denied, fault::Fault};
+use crate::{access::Denied, fault::Fault, totals::Totals};
 use cache::CacheValues;
 use nix::unistd::{SysconfVar, sysconf};
 use serde::Serialize;
@@ -213,6 +213,11 @@ pub struct ListenerValues {
     pub spliced: u64,
     /// Number of flows that were not spliced, by the label of the refusal.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Number of connections that exist now.
+    pub live: u32,
+    /// What has ended.
+    #[serde(flatten)]
+    pub totals: Totals,
 }
 
 /// Returns the memory of all TCP sockets of this machine: what copied connections have in their queues, and more.

@@ -122,6 +122,11 @@ impl Counted {
         self.tell_full(&now);
     }
 
+    /// Returns how many there are.
+    pub(crate) fn total(&self) -> u32 {
+        self.lock().total
+    }
+
     /// Tells whether the total limit is reached. Those who listen are woken only if that has changed.
     fn tell_full(&self, now: &Now) {
         let is = now.total >= now.total_max;

@@ -176,8 +176,9 @@ pub async fn linger(client: &mut Leg) {
     client.delivered(DELIVER).await;
 }
 
-/// Writes the log line of a connection or request that has ended.
+/// Writes the log line of a connection or request that has ended, and adds it to the totals of its listener.
 pub fn write(live: &Live, mut record: Record, started: Instant) {
     record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    live.summed.add(&record);
     live.shared.log.write(record);
 }

@@ -396,6 +396,8 @@ impl Server {
                 protocol: front.listener.protocol.name(),
                 spliced: tally.spliced(),
                 refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
+                live: front.live(),
+                totals: front.summed.totals(),
             }
         };
         lock(&self.state).doors.iter().map(values).collect()

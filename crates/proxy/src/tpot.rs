@@ -176,9 +176,11 @@ pub(crate) fn pipeline(shared: &Arc<ServerContext>, fronts: &Fronts, listener: &
         let late = error.kind() == io::ErrorKind::TimedOut;
         let fault = if late { Fault::Timeout(Step::Connect) } else { Fault::Unreachable(error) };
         shared.counters.fault(&fault);
-        let mut record = fronts.now().listener.record(client);
+        let front = fronts.now();
+        let mut record = front.listener.record(client);
         record.target = Some(server.to_string());
         record.fault(&fault);
+        front.summed.add(&record);
         shared.log.write(record);
     };
     listener.pipeline(handshake, allow, refused)
