@@ -4,7 +4,10 @@ use crate::which::{MemberArgs, WeightArgs, Which};
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
-use longsplice_proxy::access::{PortRange, Prefix};
+use longsplice_proxy::{
+    access::{PortRange, Prefix},
+    target::Target,
+};
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
@@ -125,6 +128,11 @@ pub enum Command {
     /// Whatever the configuration says of PURGE. All replies of the URL are removed, for every pool and every client; those
     /// that are being stored are not kept. A large cache takes a while, because the head of each stored reply is read.
     Purge(PurgeArgs),
+    /// Say which rule of the running proxy would decide on a connection, and connect nothing.
+    ///
+    /// Each line has a listener, an address of the target, and what decides. Listeners whose target is fixed, and another one, are
+    /// left out. The exit status is 0 if at least one listener would allow the connection, and 1 if not.
+    Rule(RuleArgs),
     /// Stop the running proxy and wait for it to exit.
     ///
     /// Flows are reset, unless the proxy was started with `--leave-flows`. The exit status is 0 if the proxy has cleaned up
@@ -584,6 +592,36 @@ pub struct PurgeArgs {
     /// Also all that begins with this URL: http://www.example.org/ is the whole site.
     #[arg(long)]
     pub below: bool,
+}
+
+/// Arguments of `longsplice rule`.
+#[derive(Debug, clap::Args)]
+pub struct RuleArgs {
+    /// Address of the client.
+    pub client: IpAddr,
+
+    /// What it would ask for: HOST:PORT.
+    pub target: Target,
+
+    /// Name with which it would have logged in.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+
+    /// Method of the HTTP request, such as GET or CONNECT, or verb of FTP.
+    #[arg(long)]
+    pub method: Option<String>,
+
+    /// Path of the HTTP request.
+    #[arg(long)]
+    pub path: Option<String>,
+
+    /// Only the listener with this name.
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `longsplice reload`.

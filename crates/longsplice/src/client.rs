@@ -2,11 +2,12 @@
 
 use crate::{
     Outcome,
-    args::{KillArgs, PurgeArgs, StopArgs, UpgradeArgs},
+    args::{KillArgs, PurgeArgs, RuleArgs, StopArgs, UpgradeArgs},
     control::{Ask, Request, VERSION},
     handing::successor::Upgraded,
     paths::{self, PATIENCE},
 };
+use longsplice_proxy::Question;
 use serde::Deserialize;
 use serde_json::Value;
 use std::{
@@ -187,6 +188,35 @@ pub fn purge(control: Option<&Path>, args: &PurgeArgs) -> Outcome {
     }
     println!("removed {removed}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice rule`.
+pub fn rule(control: Option<&Path>, args: &RuleArgs) -> Outcome {
+    let RuleArgs { client, target, user, method, path, listener, json } = args;
+    let question = Question {
+        client: *client,
+        target: target.to_string(),
+        user: user.clone(),
+        method: method.clone(),
+        path: path.clone(),
+        listener: listener.clone(),
+    };
+    let answer = Client::connect(control)?.ask(Ask::Rule(question))?;
+    let decided = answer.get("decided").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut out = io::stdout().lock();
+    if *json {
+        writeln!(out, "{answer}")?;
+    }
+    for one in decided.iter().filter(|_| !json) {
+        let text = |key| one[key].as_str().unwrap_or("any address");
+        let allowed = if one["allowed"] == true { "allowed" } else { "denied" };
+        let by = one["rule"].as_u64().map_or_else(String::new, |n| format!(" by rule {n}"));
+        writeln!(out, "{}: {}: {allowed}{by}: {}", text("listener"), text("server"), text("why"))?;
+    }
+    if decided.is_empty() {
+        return Err(format!("no listener lets its clients choose {target}: all that could have a fixed target").into());
+    }
+    Ok(if decided.iter().any(|one| one["allowed"] == true) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `longsplice kill`.

@@ -23,6 +23,8 @@
 //! the names of listeners, and the number of connections that were reset; or an error, and nothing has changed
 //! {"version":1,"ask":"upgrade","binary":null,"limit":60}   {"version":1,"upgrading":true,"within":250}, the most seconds until the
 //! next answer; then {"version":1,"process":4711,"program":"0.1.0","listeners":["NAME"],"left":7,"stay":3} (`Upgraded`), or an error
+//! {"version":1,"ask":"rule","client":"10.0.0.1","target":"a.example:443","user":"ann"}   {"version":1,"decided":[{"listener":"front",
+//! "server":"192.0.2.1:443","allowed":true,"rule":2,"why":"{ action = ... }"}]}, what rules would say (`Question`)
 //! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
 //! seconds until the flows have ended; then, when detached, {"version":1,"stopped":true} or an error; then end of stream
 //! when the process exits
@@ -39,7 +41,7 @@ use crate::{
     which::{Chosen, Which},
 };
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
-use longsplice_proxy::{Purge, Purged, Reloaded, Server, Tell};
+use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, Tell};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -200,6 +202,8 @@ pub enum Ask {
         /// Seconds that each step may take.
         limit: u32,
     },
+    /// Say what the rules would do with a connection.
+    Rule(Question),
     /// Shut the proxy down.
     Stop {
         /// Seconds to wait for flows to end by themselves; null: end them now.
@@ -460,6 +464,10 @@ impl Office {
                     timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await??;
                     continue;
                 }
+                Ok(Ask::Rule(question)) => match self.server.explain(&question).await {
+                    Ok(decided) => json!({ "version": VERSION, "decided": decided }),
+                    Err(why) => error(&why),
+                },
                 Ok(Ask::Purge { url, below, after }) => self.purge(Purge { url, below, after }).await,
                 Ok(ask) => self.answer(ask),
                 Err(why) => error(&why),
@@ -569,6 +577,7 @@ impl Office {
             | Ask::Purge { .. }
             | Ask::Reload { .. }
             | Ask::Upgrade { .. }
+            | Ask::Rule(_)
             | Ask::Stop { .. } => unreachable!("answered by attend()"),
             Ask::Inspect { id } => match self.splicer.inspect(id) {
                 Some(flow) => json!({ "version": VERSION, "flow": flow }),

@@ -58,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Reload(args) => client::reload(control, args.enforce),
         Command::Upgrade(args) => client::upgrade(control, args),
         Command::Purge(args) => client::purge(control, args),
+        Command::Rule(args) => client::rule(control, args),
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),
         Command::Doctor(args) => doctor::doctor(args),

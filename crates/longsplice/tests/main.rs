@@ -40,6 +40,7 @@ mod recovered;
 mod refusals;
 mod reload;
 mod resets;
+mod rules;
 mod running;
 mod sites;
 mod soak;

@@ -246,6 +246,11 @@ impl Rules {
 
     /// Checks whether the request may go to `server`, an address of `target`.
     pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
+        self.judge(subject, target, server).map(drop)
+    }
+
+    /// The same. Returns the number of the rule that allows it, from 1; none if no rule matches.
+    pub fn judge(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<Option<usize>, Denied> {
         let ip = server.ip().to_canonical();
         let (guard, filed) = (self.guard(ip), self.filed.now());
         for (i, rule) in filed.candidates(subject, &target.host, Some(ip), server.port()) {
@@ -254,11 +259,11 @@ impl Rules {
             }
             match rule.action {
                 Action::Deny if rule.denies(&target.host, ip) => return Err(Denied::Rule(i + 1)),
-                Action::Allow if rule.allows(&target.host, ip, guard) => return Ok(()),
+                Action::Allow if rule.allows(&target.host, ip, guard) => return Ok(Some(i + 1)),
                 Action::Deny | Action::Allow => {}
             }
         }
-        guard.map_or(Ok(()), |name| Err(Denied::Guarded(name)))
+        guard.map_or(Ok(None), |name| Err(Denied::Guarded(name)))
     }
 
     /// Whether any rule has paths, so that request paths have to be parsed.
@@ -346,6 +351,53 @@ impl Rule {
             return self.target.iter().any(|p| opens(p) && p.matches_ip(ip));
         }
         self.target.is_empty() || self.target.iter().any(|p| p.matches_name(host) || p.matches_ip(ip))
+    }
+}
+
+/// As in a configuration.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, key: &str, of: &[T]) -> fmt::Result {
+            let quoted: Vec<_> = of.iter().map(|one| format!("\"{one}\"")).collect();
+            if of.is_empty() { Ok(()) } else { write!(f, ", {key} = [{}]", quoted.join(", ")) }
+        }
+        let Rule { action, client, target, ports, users, methods, path } = self;
+        f.write_str(match action {
+            Action::Allow => "{ action = \"allow\"",
+            Action::Deny => "{ action = \"deny\"",
+        })?;
+        list(f, "client", client)?;
+        list(f, "target", target)?;
+        list(f, "ports", ports)?;
+        list(f, "users", users)?;
+        list(f, "methods", methods)?;
+        list(f, "path", path)?;
+        f.write_str(" }")
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PathPattern::Exact(path) => f.write_str(path),
+            PathPattern::Begins(path) => write!(f, "{path}*"),
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pattern::Prefix(prefix) => prefix.fmt(f),
+            Pattern::Name(name) => f.write_str(name),
+            Pattern::Below(suffix) => write!(f, "*.{suffix}"),
+        }
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.prefix_len() == self.0.max_prefix_len() { self.0.addr().fmt(f) } else { self.0.fmt(f) }
     }
 }
 

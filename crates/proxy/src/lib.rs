@@ -62,6 +62,11 @@ pub use context::{Handler, Purge, Purged, Service};
 pub use counters::{CounterValues, Kind, ListenerValues, Metric};
 pub use pool::commanded::{MemberValues, PoolValues, Tell};
 pub use secrets::SecretError;
-pub use server::{Open, Prepared, Server, check::check, reload::Reloaded};
+pub use server::{
+    Open, Prepared, Server,
+    check::check,
+    explain::{Explained, Question},
+    reload::Reloaded,
+};
 pub use start_error::StartError;
 pub use totals::{LIFETIMES_MS, Totals};

@@ -4,6 +4,7 @@
 pub(crate) mod check;
 mod connection;
 mod door;
+pub(crate) mod explain;
 mod plug;
 pub(crate) mod reload;
 
