@@ -17,6 +17,8 @@ use std::{
 
 /// Maximum duration of a trace in seconds, so that a forgotten trace ends.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
+/// Longest time in seconds between two looks of `longsplice ls --watch`.
+const WATCH_SECONDS_MAX: i64 = 86_400;
 /// Longest URL in bytes that `longsplice purge` takes: a request on the control socket has 4096, and JSON may double it.
 const URL_MAX: usize = 2000;
 
@@ -510,9 +512,21 @@ pub struct LsArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// List at most this many flows, the oldest ones.
+    /// List at most this many flows, the first ones in the order of --sort.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
+
+    /// Order of the flows.
+    #[arg(long, value_name = "BY", default_value = "age")]
+    pub sort: Sort,
+
+    /// Print sums instead of flows: by listener and state, and by refusal.
+    #[arg(long)]
+    pub summary: bool,
+
+    /// Print all of it again every so many seconds, until interrupted, with rates.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=WATCH_SECONDS_MAX))]
+    pub watch: Option<u32>,
 
     /// List only flows in this state: copying, draining, spliced, or released.
     #[arg(long, value_name = "STATE", value_parser = parse_state)]
@@ -520,6 +534,17 @@ pub struct LsArgs {
 
     #[command(flatten)]
     pub which: Which,
+}
+
+/// Orders of flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// The oldest first: by number.
+    Age,
+    /// Those with most bytes first, of both directions together.
+    Bytes,
+    /// Those with most bytes per second first. They are counted for a second, or from one look of --watch to the next.
+    Rate,
 }
 
 /// Arguments of `longsplice kill`.

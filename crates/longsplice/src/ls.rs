@@ -1,8 +1,10 @@
 //! `longsplice ls`: live flows as a table.
 
+mod summary;
+
 use crate::{
     Outcome,
-    args::LsArgs,
+    args::{LsArgs, Sort},
     client::Client,
     control::{Ask, PAGE},
     which::Which,
@@ -11,9 +13,13 @@ use longsplice_engine::{FlowState, PathFinding};
 use serde::Deserialize;
 use serde_json::Value;
 use std::{
-    io::{self, Write},
+    cmp::Reverse,
+    collections::HashMap,
+    io::{self, IsTerminal, Write},
     path::Path,
     process::ExitCode,
+    thread,
+    time::{Duration, Instant},
 };
 
 /// A flow as reported by the control socket (`FlowStatus`), limited to the fields shown in the table.
@@ -46,16 +52,112 @@ pub struct Row {
     pub refusal: Option<String>,
     /// What was measured of a path that was refused.
     pub path: Option<PathFinding>,
+    /// Bytes per second of both directions together, if they were counted. Not from the control socket.
+    #[serde(default)]
+    pub rate: Option<u64>,
 }
 
-/// `longsplice ls`: prints all flows, page by page.
+/// Time for which bytes are counted to find rates, without --watch.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// `longsplice ls`.
 pub fn ls(control: Option<&Path>, args: &LsArgs) -> Outcome {
     let mut client = Client::connect(control)?;
+    match (args.watch, args.sort, args.summary) {
+        (None, Sort::Age, false) => list(&mut client, args),
+        _ => look(&mut client, args),
+    }
+}
+
+/// What has changed of flows since the last look: bytes per second by number.
+#[derive(Default)]
+struct Rates {
+    last: Option<Instant>,
+    bytes: HashMap<u64, u64>,
+    of: HashMap<u64, u64>,
+}
+
+impl Rates {
+    fn count(&mut self, flows: &[Value]) {
+        let now = Instant::now();
+        let bytes: HashMap<_, _> = flows.iter().map(|flow| (number(flow, "id"), all_bytes(flow))).collect();
+        if let Some(last) = self.last.replace(now) {
+            let ms = u64::try_from((now - last).as_millis()).unwrap_or(u64::MAX).max(1);
+            let rate = |(id, n): (&u64, &u64)| {
+                (*id, n.saturating_sub(*self.bytes.get(id).unwrap_or(&0)).saturating_mul(1000) / ms)
+            };
+            self.of = bytes.iter().map(rate).collect();
+        }
+        self.bytes = bytes;
+    }
+}
+
+fn number(flow: &Value, key: &str) -> u64 {
+    flow.get(key).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn all_bytes(flow: &Value) -> u64 {
+    number(flow, "bytes_up").saturating_add(number(flow, "bytes_down"))
+}
+
+/// Prints what needs all flows at once, and again as often as it is to be watched.
+fn look(client: &mut Client, args: &LsArgs) -> Outcome {
+    let every = args.watch.map(|seconds| Duration::from_secs(seconds.into()));
+    let mut out = io::stdout().lock();
+    let (mut rates, clears) = (Rates::default(), every.is_some() && out.is_terminal() && !args.json);
+    let needs_two = args.sort == Sort::Rate || every.is_some();
+    loop {
+        let mut all = Vec::new();
+        pages(client, usize::MAX, (args.state, &args.which), |page| {
+            all.extend(page);
+            true
+        })?;
+        let is_first = rates.last.is_none();
+        rates.count(&all);
+        if is_first && needs_two {
+            thread::sleep(SECOND);
+            continue;
+        }
+        if clears {
+            write!(out, "\x1b[H\x1b[2J")?; // to the corner, and clear
+        }
+        if args.summary {
+            let sums = summary::Summary::of(&all, &rates.of);
+            if args.json { writeln!(out, "{}", sums.json())? } else { write!(out, "{}", sums.text(needs_two))? }
+        } else {
+            match args.sort {
+                Sort::Age => {}
+                Sort::Bytes => all.sort_by_key(|flow| Reverse(all_bytes(flow))),
+                Sort::Rate => all.sort_by_key(|flow| Reverse(rates.of.get(&number(flow, "id")).copied())),
+            }
+            all.truncate(args.limit.unwrap_or(usize::MAX));
+            if needs_two {
+                for flow in &mut all {
+                    flow["rate"] = rates.of.get(&number(flow, "id")).copied().unwrap_or(0).into();
+                }
+            }
+            if args.json {
+                writeln!(out, "{}", Value::from(all))?;
+            } else {
+                let rows: Vec<Row> = all.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
+                out.write_all(table(&rows, &mut HEAD.map(str::len), true).as_bytes())?;
+            }
+        }
+        out.flush()?;
+        match every {
+            Some(every) => thread::sleep(every),
+            None => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// Prints all flows, page by page.
+fn list(client: &mut Client, args: &LsArgs) -> Outcome {
     let mut out = io::stdout().lock();
     let mut width = HEAD.map(str::len);
     let mut first = true;
     let mut all = Ok(());
-    pages(&mut client, args.limit.unwrap_or(usize::MAX), (args.state, &args.which), |page| {
+    pages(client, args.limit.unwrap_or(usize::MAX), (args.state, &args.which), |page| {
         all = if args.json {
             let rows = page.iter().map(Value::to_string).collect::<Vec<_>>().join(",");
             write!(out, "{}{rows}", if first { "[" } else { "," })
@@ -109,23 +211,39 @@ pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>
     Ok(all.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
-const HEAD: [&str; 11] =
-    ["ID", "PROTO", "LISTENER", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
+const HEAD: [&str; 12] = [
+    "ID",
+    "PROTO",
+    "LISTENER",
+    "CLIENT",
+    "SERVER",
+    "TARGET",
+    "STATE",
+    "UP",
+    "DOWN",
+    "RATE",
+    "AGE",
+    "STAGES OR REFUSAL",
+];
+/// The column that is left out unless rates were counted.
+const RATE: usize = 9;
 /// Right-aligned columns: numbers, and text whose end matters most.
-const RIGHT: [bool; 11] = [true, false, false, false, false, false, false, true, true, true, false];
+const RIGHT: [bool; 12] = [true, false, false, false, false, false, false, true, true, true, true, false];
 
 /// Formats a table. Columns are at least `width` wide, and `width` is updated to the widths used.
-fn table(rows: &[Row], width: &mut [usize; 11], head: bool) -> String {
-    let cells: Vec<[String; 11]> = rows.iter().map(cells).collect();
+fn table(rows: &[Row], width: &mut [usize; 12], head: bool) -> String {
+    let rated = rows.iter().any(|row| row.rate.is_some());
+    let cells: Vec<[String; 12]> = rows.iter().map(cells).collect();
     for row in &cells {
         for (w, cell) in width.iter_mut().zip(row) {
             *w = (*w).max(cell.chars().count());
         }
     }
     let mut text = String::new();
-    let mut line = |row: &[String; 11]| {
+    let mut line = |row: &[String; 12]| {
         let mut l = String::new();
-        for ((cell, w), right) in row.iter().zip(*width).zip(RIGHT) {
+        let columns = row.iter().zip(*width).zip(RIGHT).enumerate().filter(|(n, _)| rated || *n != RATE);
+        for (_, ((cell, w), right)) in columns {
             l += &if right { format!("{cell:>w$}  ") } else { format!("{cell:<w$}  ") };
         }
         text += l.trim_end();
@@ -138,7 +256,7 @@ fn table(rows: &[Row], width: &mut [usize; 11], head: bool) -> String {
     text
 }
 
-fn cells(r: &Row) -> [String; 11] {
+fn cells(r: &Row) -> [String; 12] {
     let measured = r.path.map_or_else(String::new, |path| format!(" ({path})"));
     let why = match &r.refusal {
         Some(refusal) if ["spliced", "released"].contains(&&*r.state) => format!("stays {}: {refusal}", r.state),
@@ -155,6 +273,7 @@ fn cells(r: &Row) -> [String; 11] {
         r.state.clone(),
         bytes(r.bytes_up),
         bytes(r.bytes_down),
+        r.rate.map_or_else(String::new, |rate| format!("{}/s", bytes(rate))),
         age(r.age_ms),
         why,
     ]
@@ -209,7 +328,31 @@ mod tests {
             age_ms: 61_000,
             refusal: None,
             path: None,
+            rate: None,
         }
+    }
+
+    #[test]
+    fn rates_have_a_column_if_they_were_counted() {
+        let text = table(&[row()], &mut HEAD.map(str::len), true);
+        assert!(!text.contains("RATE"), "{text}");
+        let text = table(&[Row { rate: Some(12_500_000), ..row() }, row()], &mut HEAD.map(str::len), true);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("  DOWN       RATE       AGE  "), "{text}");
+        assert!(lines[1].contains("1.2 GB  12.5 MB/s  1:01 min  "), "{text}");
+    }
+
+    #[test]
+    fn rates_are_what_has_changed() {
+        let flow = |id: u64, up: u64, down: u64| serde_json::json!({ "id": id, "bytes_up": up, "bytes_down": down });
+        let mut rates = Rates::default();
+        rates.count(&[flow(1, 10, 20), flow(2, 5, 5)]);
+        assert!(rates.of.is_empty());
+        rates.last = Some(Instant::now() - Duration::from_secs(10));
+        // a flow of which there was no look is counted from its begin; one that is gone is gone
+        rates.count(&[flow(1, 1_000_010, 20), flow(3, 0, 500_000)]);
+        let of = |id: u64| rates.of[&id];
+        assert!((99_000..=100_000).contains(&of(1)) && (49_000..=50_000).contains(&of(3)) && rates.of.len() == 2);
     }
 
     #[test]

@@ -75,6 +75,18 @@ fn flows_are_chosen_by_conditions() {
         eventually(&format!("{options:?}"), || (listed(&proxy, options).len() == want).then_some(()));
     }
     let [large] = listed(&proxy, &["--min-bytes", "1000"])[..] else { panic!("one is large") };
+    let by_bytes = listed(&proxy, &["--sort", "bytes"]);
+    assert!(by_bytes.len() == 5 && by_bytes[0] == large, "{large} of {by_bytes:?}");
+    assert_eq!(listed(&proxy, &["--sort", "bytes", "--limit", "1"]), [large]);
+    assert_eq!(listed(&proxy, &["--sort", "rate", "--listener", "back"]).len(), 2);
+    let sums: Value = serde_json::from_str(&proxy.client(&["ls", "--summary", "--json"])).unwrap();
+    let sums = sums["flows"].as_array().unwrap();
+    let of = |name: &str, key: &str| {
+        let of_listener = sums.iter().filter(|sum| sum["listener"] == name);
+        of_listener.map(|sum| sum[key].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!((of("front", "flows"), of("back", "flows"), of("back", "bytes_up")), (3, 2, 20), "{sums:?}");
+    assert!(of("front", "bytes_up") >= 100_020, "{sums:?}");
     assert_eq!(proxy.client(&["kill", &large.to_string()]), "killed 1\n");
     let [mut one, two, mut three] = front;
     assert!(is_reset(two), "the one that was named");
