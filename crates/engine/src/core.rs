@@ -97,14 +97,18 @@ pub struct Progress {
     pub finding: Option<PathFinding>,
     /// A trigger has just taken it back: to be told.
     pub triggered: bool,
+    /// It was just frozen, which the state does not show yet.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub freezes: bool,
 }
 
 impl Progress {
     /// Progress of a new flow.
     pub fn new(refusal: Option<Refusal>) -> Progress {
         let none = Pair::both(0);
-        let (state, splices, finding, triggered) = (FlowState::Copying, 0, None, false);
-        Progress { state, copied: none, spliced: none, since: none, splices, refusal, finding, triggered }
+        let (state, splices, finding) = (FlowState::Copying, 0, None);
+        let (triggered, freezes) = (false, false);
+        Progress { state, copied: none, spliced: none, since: none, splices, refusal, finding, triggered, freezes }
     }
 
     /// Returns what was measured of the path, if that is why the flow is not spliced.

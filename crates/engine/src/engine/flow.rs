@@ -230,6 +230,7 @@ impl Flow {
         let before = *shown;
         let (now, legs) = (monotonic(), self.legs);
         let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
+        shown.freezes = false;
         self.announcer.step(self.id, &before, &shown);
         if before.state != shown.state {
             tracing::debug!("{:?} -> {:?}", before.state, shown.state);

@@ -6,6 +6,7 @@
 //! a process holds ([`adoption`](crate::keeping::adoption)).
 
 use crate::{
+    core::Progress,
     engine::{
         Leaving,
         flow::{FlowOwner, KeeperMessage, Order, Stop},
@@ -39,7 +40,8 @@ pub struct HandedOver {
 
 impl Splicer {
     /// Prepares [`Splicer::let_go`]: begins no splice and no handshake between hosts from now on, waits for those that are under way,
-    /// and takes back flows that need this process, if they can be. Fails if some drain for longer than `limit`, with their number. [`Splicer::hold_on`] undoes it.
+    /// and takes back flows that need this process, if they can be. Fails if some drain for longer than `limit`, with their number.
+    /// [`Splicer::hold_on`] undoes it.
     pub async fn prepare_to_let_go(&self, limit: Duration) -> Result<(), usize> {
         self.set_leaving(Leaving::Soon);
         lock(self.handshakes()).pause(true);
@@ -104,13 +106,14 @@ impl Splicer {
         while let Some(page) = engine.page(last, PAGE) {
             last = page[page.len() - 1].id;
             for flow in page {
-                let state = flow.now().state;
+                let Progress { state, freezes, .. } = *flow.now();
                 match &*flow.owner() {
                     FlowOwner::Task { orders, .. } => {
                         if drains && state == FlowState::Draining {
                             let _ = orders.send(Order::Command(Command::Unsplice)); // it may end at this moment
                         }
-                        draining += usize::from(matches!(state, FlowState::Draining | FlowState::Unsplicing));
+                        draining +=
+                            usize::from(freezes || matches!(state, FlowState::Draining | FlowState::Unsplicing));
                     }
                     FlowOwner::Keeper(kept) if kept.needs_us(&flow) => {
                         engine.tell(KeeperMessage::Command(flow.id, Command::Unsplice));

@@ -8,7 +8,7 @@ use crate::{
     leg::Leg,
     passing::holding::Holding,
     refusal::{self, Refusal},
-    types::{FlowState, Trigger},
+    types::Trigger,
 };
 use longsplice_datapath::{
     Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError,
@@ -160,7 +160,7 @@ impl Relay {
 
     fn freeze(&mut self, fit: bool) -> Event {
         let engine = self.engine.clone();
-        // until the state says that it drains
+        // until the flow says that it is in a switch
         let leaving = engine.leaving.read().unwrap_or_else(PoisonError::into_inner);
         match *leaving {
             Leaving::No => {}
@@ -187,7 +187,7 @@ impl Relay {
                 tracing::debug!(?frozen, "frozen");
                 self.let_go(&frozen.at);
                 self.seen = Some(Box::new(frozen.at));
-                self.flow().now().state = FlowState::Draining;
+                self.flow().now().freezes = true;
             }
             Err(error) => {
                 tracing::debug!(%error, "not frozen");
