@@ -21,11 +21,12 @@ use longsplice_engine::{
 use longsplice_lab::{Lab, Namespace, Report, process::wait_for, report::show_failures};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
+    io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -136,7 +137,14 @@ async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     adopts: bool,
     serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
 ) {
-    let bound = BoundSocket::bind(listen).expect("bind");
+    // The program binds before it opens the data path. Here, a socket that resets a connection of the process before may hold the
+    // port, until it leaves repair mode.
+    let (mut bound, until) = (BoundSocket::bind(listen), Instant::now() + Duration::from_secs(60));
+    while bound.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse) && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        bound = BoundSocket::bind(listen);
+    }
+    let bound = bound.expect("bind");
     let listener = if adopts { splicer.listen_adopting(bound).await } else { splicer.listen_on(bound).await };
     let listener = listener.expect("listen");
     ready.send(splicer.clone()).expect("the test waits");

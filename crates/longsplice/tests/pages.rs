@@ -112,10 +112,20 @@ fn the_example_of_tls_works() {
 #[ignore = "root"]
 fn the_example_of_plugs_works() {
     let (front, server) = (FORWARDER_TO_CLIENT.port(Family::V6, 8080), SERVER.port(Family::V4, 80));
-    let words = [("[::1]:8080", &front.to_string()[..]), ("example.org:80", &server.to_string())];
+    // of a pool, a server that accepts and one that does not
+    let (of_pool, member) = (FORWARDER_TO_CLIENT.port(Family::V4, 5432), SERVER.port(Family::V4, 5432));
+    let words = [
+        ("[::1]:8080", &front.to_string()[..]),
+        ("example.org:80", &server.to_string()),
+        ("192.0.2.1:5432", &of_pool.to_string()),
+        ("10.0.0.3:5432", &member.to_string()),
+        ("10.0.0.4:5432", &SERVER.port(Family::V4, 5433).to_string()),
+    ];
     let (setting, mut proxy) = start(lab(), &example(CONFIGURATION, "## Plugs", &words));
-    setting.echo(server);
-    round_trip(&mut setting.connect(front), b"whatever it is");
+    [server, member].into_iter().for_each(|at| setting.echo(at));
+    for at in [front, of_pool, of_pool] {
+        round_trip(&mut setting.connect(at), b"whatever it is");
+    }
     proxy.shut_down();
 }
 
