@@ -245,9 +245,7 @@ impl Datapath {
 
     /// Returns the number of path entries of both address families: two per flow, and those that linger.
     pub fn entries(&self) -> io::Result<u64> {
-        let map = MapHandle::from_pinned_path(self.pin.join("entries")).map_err(io_error)?;
-        let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
-        Ok(u64::from_ne_bytes(value.try_into().map_err(|_| io::ErrorKind::InvalidData)?))
+        self.maps.entries()
     }
 
     /// Returns the index in `remotes6` for the IPv6 address to which packets of this IPv4 leg go. Assigns one if necessary.

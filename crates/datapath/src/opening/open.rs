@@ -160,6 +160,7 @@ fn maps_of(skel: &SpliceSkel<'_>) -> Result<Maps, OpenError> {
         clear_ended: dup(skel.progs.clear_ended.as_fd())?,
         paths4: handle(&m.paths4)?,
         paths6: handle(&m.paths6)?,
+        entries: handle(&m.entries)?,
         legs: handle(&m.legs)?,
         embryos: handle(&m.embryos)?,
         listeners: handle(&m.listeners)?,

@@ -47,6 +47,9 @@ impl IdleWalk {
     /// were examined. `None`: the walk is complete, and starts again.
     pub fn next(&mut self, d: &Datapath, most: usize) -> io::Result<Option<Vec<IdleEntry>>> {
         const CALLS: usize = 16; // each examines 1024 slots
+        if self.slot == 0 && d.maps.entries()? == 0 {
+            return Ok(None);
+        }
         let (mut found, mut empty) = (Vec::new(), 0);
         while found.len() < most && empty < CALLS {
             let args = d.maps.next_idle(self.slot)?;
