@@ -16,6 +16,9 @@ use std::{
 const SCARCE: u64 = 4;
 /// No client is accepted while no more than one descriptor in this many is free.
 const SHORT: u64 = 8;
+/// Of this part of all descriptors, the last ones are left to whoever asks what is wrong, by the control socket: connects must not
+/// take them. Not fewer nor more than the others, which are more than the threads that may be trying at the same time.
+const LAST: (u64, u64, u64) = (16, 4, 64);
 /// Number of flows released at a time: the limit of descriptors divided by the first, so that
 /// the next ones have time to become due; at most the second, which takes some ten milliseconds.
 const BATCH: (u64, u64) = (32, 1000);
@@ -48,6 +51,12 @@ fn limit() -> u64 {
 fn is_among_last(fd: &impl AsRawFd, part: u64) -> bool {
     let limit = limit();
     fd.as_raw_fd() as u64 >= limit - limit / part
+}
+
+/// Returns whether a descriptor, just opened, is one of those that are left to whoever asks.
+pub(crate) fn is_reserved(fd: &impl AsRawFd) -> bool {
+    let (limit, (part, least, most)) = (limit(), LAST);
+    fd.as_raw_fd() as u64 >= limit.saturating_sub((limit / part).clamp(least, most))
 }
 
 /// Returns whether descriptors are scarce, judged by one just opened: the rest must be saved for necessary uses.

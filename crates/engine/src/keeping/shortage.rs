@@ -1,7 +1,7 @@
 //! What the engine does when file descriptors run short: it has the keeper release parked
 //! flows, and lets accepts and connects wait for their sockets. See [`Descriptors`](crate::engine::descriptors::Descriptors).
 
-use crate::engine::{Engine, flow::KeeperMessage};
+use crate::engine::{Engine, descriptors::is_reserved, flow::KeeperMessage};
 use nix::errno::Errno;
 use std::{
     io,
@@ -23,6 +23,12 @@ impl Engine {
         if self.descriptors.opened(fd) {
             self.release_some();
         }
+    }
+
+    /// The same for the socket of a connect. Fails with `EMFILE` if it is one of the last: it has to be closed again.
+    pub fn opened_for_server(&self, fd: &impl AsRawFd) -> io::Result<()> {
+        self.opened(fd);
+        if is_reserved(fd) { Err(Errno::EMFILE.into()) } else { Ok(()) }
     }
 
     fn release_some(&self) {

@@ -142,7 +142,7 @@ impl Splicer {
             let mut t = ports.candidate(turn, tries, server, usual.source);
             behalf.from.iter().chain(&behalf.shown).for_each(|from| t.local.set_ip(*from));
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
-            self.engine().opened(&s);
+            self.engine().opened_for_server(&s)?;
             s.set_reuse_address(true)?; // ports are counted per server
             // The answer of a proxy that is asked would go to the client itself.
             let hops = behalf.shown.map_or(behalf.hops, |_| Some(0));
@@ -209,7 +209,7 @@ impl Splicer {
         refusal: Option<Refusal>,
     ) -> io::Result<Leg> {
         let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
-        self.engine().opened(&s);
+        self.engine().opened_for_server(&s)?;
         if let Some(source) = from.map_or_else(|| self.engine().ports.named(server), |from| Ok(Some(from)))? {
             setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses the port per server
             s.bind(&SocketAddr::new(source, 0).into())?;
