@@ -2,7 +2,6 @@
 
 pub(crate) mod attach;
 pub(crate) mod attachment;
-pub(crate) mod bpffs;
 pub(crate) mod guard;
 pub(crate) mod load;
 pub(crate) mod pins;

@@ -7,11 +7,11 @@ use crate::{
     error::OpenError,
     hops::vias::NextHops,
     network::conntrack::{Conntrack, ConntrackCounts},
-    tables::maps::{Maps, io_error, sum_of},
+    tables::flow_records::FlowRecords,
+    tables::maps::{Maps, sum_of},
     tables::remotes::Remotes,
     tables::rest::{self, Rest},
 };
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::eventfd::EventFd;
 use std::{
     io,
@@ -50,12 +50,18 @@ pub struct Datapath {
     /// Events are read at short intervals at present.
     pub(crate) polls: AtomicBool,
     pub(crate) rest: Rest,
+    pub(crate) flow_records: FlowRecords,
 }
 
 impl Datapath {
     /// Returns the maximum number of flows.
     pub fn max_flows(&self) -> u32 {
         self.max_flows
+    }
+
+    /// Returns the records of forwarded flows for the next process.
+    pub fn flow_records(&self) -> &FlowRecords {
+        &self.flow_records
     }
 
     /// Returns the indices of the devices attached to.
@@ -163,7 +169,8 @@ impl Datapath {
         legs.zip(gone).for_each(|(legs, gone)| self.free_remotes(legs, gone));
     }
 
-    pub(crate) fn forget_leg(&self, leg: &Tuple) {
+    /// Removes a leg's record; its path entry stays.
+    pub fn forget_leg(&self, leg: &Tuple) {
         self.maps.forget_leg(leg);
     }
 
@@ -260,7 +267,12 @@ impl Datapath {
             let legs = self.maps.all_legs();
             legs.iter().filter(|(_, l)| l.parked_at().is_none()).try_for_each(|(t, _)| self.maps.mistrust(t))
         };
-        self.attachment().as_mut().map_or(Ok(Mended::default()), |attachment| attachment.mend(mistrust))
+        let mut attachment = self.attachment();
+        let Some(attachment) = attachment.as_mut() else { return Ok(Mended::default()) };
+        let mut mended = attachment.mend(mistrust)?;
+        let again = self.flow_records.mend();
+        mended.pins += again.map_err(|source| OpenError::Kernel { what: "pin again", source })?;
+        Ok(mended)
     }
 
     /// Checks whether connections are tracked by netfilter here, if that is not known. Call it about once a second.

@@ -112,6 +112,7 @@ pub use switching::released::{Recreated, Released, Resets};
 pub use switching::switch::{
     Commit, CommitOptions, Connection, FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit, headers,
 };
+pub use tables::flow_records::{FlowRecordId, FlowRecords};
 pub use tables::idle::{IdleEntry, IdleWalk};
 pub use tables::maps::{ExpectError, ExpectedLeg, LegView, PathView, Tuple};
 pub use tables::pages::{MapSize, map_size};

@@ -1,5 +1,7 @@
 //! Typed access to the maps: path entries, records, and what belongs to them.
 
+pub(crate) mod bpffs;
+pub(crate) mod flow_records;
 pub(crate) mod idle;
 pub(crate) mod maps;
 pub(crate) mod pages;

@@ -331,6 +331,13 @@ impl Core {
         }
     }
 
+    /// Returns a flow that an earlier process has spliced and that has no sockets any more.
+    /// `is_forced`: as [`Core::may_be_beyond`] of the flow that it was.
+    pub fn released(now: Time, fin_past: bool, is_forced: bool) -> Core {
+        let forwarded = Forwarded::new(now, None, is_forced);
+        Core { state: State::Released, fin_past, control: None, forwarded, ..Core::new(None, None, Pair::both(0)) }
+    }
+
     /// Has the legs adopted before the first splice ([`Action::Adopt`]).
     #[must_use]
     pub fn without_records(self) -> Core {
@@ -441,6 +448,11 @@ impl Core {
     /// Returns whether a FIN was forwarded past a socket, so that no socket may send its own.
     pub fn is_fin_past(&self) -> bool {
         self.fin_past
+    }
+
+    /// Returns whether both hosts of a forwarded flow may be beyond the other one's window.
+    pub fn may_be_beyond(&self) -> bool {
+        self.forwarded.is_watched_for_windows()
     }
 
     /// Returns whether the flow will end as soon as it is taken back.

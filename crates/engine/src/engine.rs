@@ -7,6 +7,7 @@ pub(crate) mod holder;
 pub(crate) mod orphan;
 pub(crate) mod ports;
 pub(crate) mod purpose;
+pub(crate) mod record;
 pub(crate) mod recovered;
 
 use crate::{
@@ -150,6 +151,11 @@ impl Engine {
         })
     }
 
+    /// Numbers that earlier processes have given are not given again.
+    pub fn number_after(&self, id: u64) {
+        self.next_id.fetch_max(id.saturating_add(1), Ordering::Relaxed);
+    }
+
     /// Returns the number for a new flow.
     pub fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
@@ -159,6 +165,14 @@ impl Engine {
     pub fn list(self: &Arc<Self>, flow: Arc<Flow>) -> Listed {
         lock(&self.flows).insert(flow.id, flow.clone());
         Listed::again(self, flow)
+    }
+
+    /// Adds a flow that the keeper has to the table, with the routes of its events.
+    pub fn list_kept(&self, flow: Arc<Flow>) {
+        self.route_events(&flow);
+        let id = flow.id;
+        lock(&self.flows).insert(id, flow);
+        self.tell_some_time(KeeperMessage::Forwarded(id));
     }
 
     pub fn flow(&self, id: u64) -> Option<Arc<Flow>> {
@@ -230,7 +244,7 @@ impl Engine {
 
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
-        let Some(flow) = self.flow(id) else { return false };
+        let Some(flow) = self.flow(id) else { return command == Command::Reset && self.end_orphan(id) };
         match &*flow.owner() {
             FlowOwner::Task { orders, .. } => return orders.send(Order::Command(command)).is_ok(),
             FlowOwner::Keeper(_) => self.tell(KeeperMessage::Command(id, command)),

@@ -60,6 +60,7 @@ mod taps;
 mod types;
 
 pub use engine::events::{FlowEvent, FlowEventKind, FlowEvents};
+pub use engine::recovered::TakenUp;
 pub use finding::{PathCause, PathFinding};
 pub use leg::{Leg, LegOfProxy};
 /// Part of [`OpenOptions`].

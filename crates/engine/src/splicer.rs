@@ -18,9 +18,10 @@ use crate::{
     engine::{
         Engine, Leaving,
         events::{FlowEventKind, FlowEvents},
-        flow::{Flow, Stop},
+        flow::{Flow, Moment, Stop},
         ports::Ports,
         purpose::Purpose,
+        recovered::TakenUp,
     },
     keeping::{adoption, keeper, paths},
     leg::Leg,
@@ -35,7 +36,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::{Bound, RangeInclusive},
     sync::{Arc, Mutex, atomic::Ordering, mpsc::channel},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{runtime::Handle, sync::oneshot};
 use tracing::Instrument as _;
@@ -272,7 +273,8 @@ impl Splicer {
             generations: legs.each_ref().map(|leg| leg.connection(engine.datapath()).generation.into()),
             replaced: Mutex::default(),
             announced: legs.client.announced(),
-            began: Instant::now(),
+            began: Moment::now(),
+            processes: 1,
             policy,
             now: Mutex::new(Progress::new(engine.refusal())),
             owner: Mutex::new(owner),
@@ -410,15 +412,25 @@ impl Splicer {
         self.engine().announcer.subscribe()
     }
 
-    /// Calls `f` with the record of each flow of an earlier process that ends, or has ended before. How long such a flow has
-    /// existed, and what it carried before, is not known exactly: `duration_ms` counts from when this process found it, and
+    /// Calls `f` with the record of each flow of an earlier process that ends, or has ended before, unless it was taken up
+    /// ([`Splicer::take_up`]), and with its last status, if the earlier process has written of it. If not, it is not known exactly how
+    /// long the flow has existed, and what it carried before: `duration_ms` counts from when this process found it, and
     /// `spliced_up` and `spliced_down` do, too. `bytes_up` and `bytes_down` count all bytes of both connections, with those of
     /// their handshakes, unless the flow had been released. A thread of the engine calls `f`; it must not block.
-    pub fn on_recovered_end(&self, f: impl Fn(Ended) + Send + Sync + 'static) {
+    pub fn on_recovered_end(&self, f: impl Fn(Ended, Option<&FlowStatus>) + Send + Sync + 'static) {
         self.engine().recovered.set(Arc::new(f));
     }
 
-    /// Returns whether this is a live flow of an earlier process, which takes no commands.
+    /// Makes flows of this process of those that an earlier one has left in forwarding mode: they keep their numbers, take commands,
+    /// follow a policy, and end with a call, like others. `f` says how each goes on, or that nobody wants it. Others remain as
+    /// they were found: those of which nothing was written, that relay a message, or that are to be taken back by the data of a host
+    /// ([`Trigger`](crate::Trigger)). A thread of the engine calls `f`, too; it must not block.
+    pub fn take_up(&self, f: impl Fn(&FlowStatus) -> Option<TakenUp> + Send + Sync + 'static) {
+        self.engine().recovered.set_take_up(Arc::new(f));
+        self.engine().take_up();
+    }
+
+    /// Returns whether this is a live flow of an earlier process that was not taken up. It can be reset, and takes no other command.
     pub fn is_recovered(&self, id: u64) -> bool {
         lock(&self.engine().orphans).contains_key(&id)
     }

@@ -332,6 +332,8 @@ pub struct FlowStatus {
     pub bytes_down: u64,
     /// Age in milliseconds.
     pub age_ms: u64,
+    /// Number of processes that it has lived through, with this one.
+    pub processes: u32,
     /// Why the flow is not spliced, if it cannot or must not be.
     pub refusal: Option<Refusal>,
     /// What was measured, if the refusal is [`Refusal::Path`].

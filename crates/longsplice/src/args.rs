@@ -95,8 +95,7 @@ pub enum Command {
     Unsplice(Flow),
     /// End flows with a reset to client and server, and print how many.
     ///
-    /// Name flows by number, or say which ones are meant: conditions that are given together must all hold. A flow of an earlier
-    /// process is not ended; `longsplice stop --flush` ends those.
+    /// Name flows by number, or say which ones are meant: conditions that are given together must all hold.
     Kill(KillArgs),
     /// List the servers of pools: state, weight, connections and requests now, and how often each was chosen and has failed.
     Pools(Json),

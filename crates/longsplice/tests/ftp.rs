@@ -21,7 +21,6 @@ use std::{
         unix::fs::{PermissionsExt, chown},
     },
     path::PathBuf,
-    process::Command,
     time::Duration,
 };
 use tempfile::TempDir;

@@ -1,46 +1,54 @@
-//! Flows whose process has died: commands and the access log of the next one know them. Needs root and eBPF, and fails without.
+//! Flows whose process has died, or has left them: the next one takes them up. Needs root and eBPF, and fails without.
 
-use crate::running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
+use crate::running::{AT_ONCE, Running, Setting, eventually, listener, round_trip};
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use nix::sys::signal::Signal;
+use nix::{
+    libc,
+    sys::{
+        signal::Signal,
+        socket::{setsockopt, sockopt::Linger},
+    },
+};
 use serde_json::Value;
-use std::net::{TcpListener, TcpStream};
+use std::{
+    io::{ErrorKind, Read},
+    net::{Shutdown, TcpStream},
+};
+use test_case::test_case;
 
 const PORT: u16 = 7001;
 
-struct Place {
-    pins: Pins,
-    lab: Lab,
+/// A plug to an echo server, with this policy, and further keys.
+fn plug(family: Family, policy: &str, more: &str) -> String {
+    let at_once = AT_ONCE.replace(" }", policy) + " }";
+    let target = format!("target = \"{}\"\nname = \"echo\"\n{at_once}\n{more}", SERVER.port(family, PORT));
+    format!("[log]\nformat = \"json\"\n\n{}", listener("plug", &front(family), &target))
 }
 
-impl Place {
-    fn new() -> Place {
-        let lab = Lab::simple(Shape::TwoDevices).unwrap();
-        lab.server.run(|| echo(TcpListener::bind(SERVER.port(Family::V4, PORT)).unwrap()));
-        Place { pins: Pins::of(&lab.forwarder), lab }
-    }
+fn front(family: Family) -> String {
+    FORWARDER_TO_CLIENT.port(family, PORT).to_string()
+}
 
-    fn proxy(&self, more: &[&str]) -> Running {
-        let plug = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, PORT), SERVER.port(Family::V4, PORT));
-        let command = self.lab.forwarder.command(LONGSPLICE);
-        Running::start(command, None, &["--plug", &plug, "--splice", "at-once", "--log-format", "json"], more)
-    }
+fn setting(family: Family, policy: &str, more: &str) -> Setting {
+    let setting = Setting::new(&plug(family, policy, more));
+    setting.echo(SERVER.port(family, PORT));
+    setting
+}
 
-    /// A spliced connection that has carried so many bytes each way.
-    fn spliced(&self, proxy: &Running, bytes: usize) -> TcpStream {
-        let before = proxy.flows().len();
-        let mut stream = self.lab.client.run(|| connect(FORWARDER_TO_CLIENT.port(Family::V4, PORT)));
-        round_trip(&mut stream, &[1]);
-        eventually("it is spliced", || {
-            let flows = proxy.flows();
-            (flows.len() > before && flows.iter().all(|f| f["state"] != "copying")).then_some(())
-        });
-        round_trip(&mut stream, &vec![2; bytes - 1]);
-        stream
-    }
+/// A spliced connection that has carried so many bytes each way.
+fn spliced(setting: &Setting, proxy: &Running, family: Family, bytes: usize) -> TcpStream {
+    let before = proxy.flows().len();
+    let mut stream = setting.connect(FORWARDER_TO_CLIENT.port(family, PORT));
+    round_trip(&mut stream, &[1]);
+    eventually("it is spliced", || {
+        let flows = proxy.flows();
+        (flows.len() > before && flows.iter().all(|f| f["state"] != "copying")).then_some(())
+    });
+    round_trip(&mut stream, &vec![2; bytes - 1]);
+    stream
 }
 
 /// The line of a client, once there is one.
@@ -48,51 +56,68 @@ fn line(proxy: &Running, client: &str) -> Value {
     eventually("a line", || proxy.records().into_iter().find(|line| line["client"] == client))
 }
 
-fn assert_line(line: &Value, how: &str, bytes: u64, since: u64) {
-    let server = SERVER.port(Family::V4, PORT).to_string();
-    assert_eq!([&line["listener"], &line["how"], &line["server"]], ["recovered", how, &server], "{line}");
-    let numbers = ["bytes_up", "bytes_down", "spliced_up", "spliced_down"].map(|key| line[key].as_u64().unwrap());
-    assert_eq!(numbers, [bytes, bytes, since, since], "{line}");
+/// The line has all that is known of the connection, and all bytes, of which one was copied at most.
+fn assert_line(line: &Value, family: Family, how: &str, (bytes, processes): (u64, u64)) {
+    let server = SERVER.port(family, PORT).to_string();
+    let texts = ["listener", "name", "listen", "how", "server", "target"].map(|key| line[key].as_str().unwrap());
+    assert_eq!(texts, ["plug", "echo", &front(family), how, &server, &server], "{line}");
+    let numbers = ["bytes_up", "bytes_down"].map(|key| line[key].as_u64().unwrap());
+    assert_eq!(numbers, [bytes; 2], "{line}");
+    let spliced = ["spliced_up", "spliced_down"].map(|key| bytes - line[key].as_u64().unwrap());
+    assert!(spliced.iter().all(|copied| *copied <= 1), "{line}");
+    assert_eq!(line["processes"].as_u64().unwrap_or(1), processes, "{line}");
 }
 
-#[test]
+#[test_case(Family::V4, ""; "parked v4")]
+#[test_case(Family::V6, ", release_after = 0.1"; "released v6")]
 #[ignore = "root"]
-fn the_next_process_records_what_outlived_the_last() {
-    let place = Place::new();
-    let mut first = place.proxy(&[]);
-    let [mut ends, mut stays] = [0, 1].map(|_| place.spliced(&first, 100_000));
+fn the_next_process_takes_up_what_outlived_the_last(family: Family, policy: &str) {
+    let setting = setting(family, policy, "");
+    let mut first = setting.start();
+    let [mut ends, mut stays] = [0, 1].map(|_| spliced(&setting, &first, family, 100_000));
     let clients = [&ends, &stays].map(|stream| stream.local_addr().unwrap().to_string());
+    let numbers = |proxy: &Running| proxy.flows().iter().map(|flow| flow["id"].as_u64()).collect::<Vec<_>>();
+    let state = if policy.is_empty() { "spliced" } else { "released" };
+    eventually(state, || (first.flows_in(state) == 2).then_some(()));
+    let before = numbers(&first);
     first.kill();
-    let mut second = place.proxy(&[]);
-    let found = second.flows();
-    assert_eq!(found.len(), 2, "{found:?}");
-    round_trip(&mut ends, &[3; 50_000]);
-    round_trip(&mut stays, &[3; 70_000]);
-    drop(ends);
-    assert_line(&line(&second, &clients[0]), "closed", 150_000, 50_000);
-    // each command knows of a flow that `ls` shows
-    let [id] = &second.flows()[..] else { panic!("one is left") };
-    let id = id["id"].to_string();
-    for command in ["splice", "unsplice"] {
-        let why = second.client_error(&[command, &id]);
-        assert!(why.contains(&format!("flow {id} is of an earlier process")), "{why}");
-        let why = second.client_error(&[command, "999"]);
-        assert!(why.contains("there is no flow 999"), "{why}");
+    let mut second = setting.start();
+    assert_eq!(numbers(&second), before, "their numbers");
+    for flow in second.flows() {
+        assert_eq!((&flow["protocol"], &flow["name"], &flow["processes"]), (&"plug".into(), &"echo".into(), &2.into()));
+        assert_eq!([&flow["bytes_up"], &flow["bytes_down"]], [&Value::from(100_000); 2], "{flow}");
     }
+    round_trip(&mut ends, &[3; 50_000]);
+    drop(ends);
+    assert_line(&line(&second, &clients[0]), family, "closed", (150_000, 2));
+    let id = second.flow()["id"].to_string();
     second.client(&["inspect", &id]);
+    // it is as any other: taken back, copied, spliced
+    for (command, state) in [("unsplice", "copying"), ("splice", "spliced")] {
+        round_trip(&mut stays, &[3; 30_000]);
+        second.client(&[command, &id]);
+        second.wait_flow(state);
+        round_trip(&mut stays, &[3; 5_000]);
+    }
     second.shut_down();
-    assert_line(&line(&second, &clients[1]), "stopped", 170_000, 70_000);
+    let last = line(&second, &clients[1]);
+    assert_eq!(
+        (&last["how"], &last["bytes_up"], &last["bytes_down"]),
+        (&"stopped".into(), &170_000.into(), &170_000.into())
+    );
+    assert_eq!((&last["splices"], &last["processes"]), (&2.into(), &2.into()), "{last}");
     assert_eq!(second.records().len(), 2, "each once");
-    assert!(!place.pins.exist());
+    assert!(!setting.pins[0].exist());
 }
 
 /// A flow that is left by two processes has three lines, of which the last has all bytes.
-#[test]
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
 #[ignore = "root"]
-fn a_flow_that_is_left_is_recorded_by_whoever_sees_its_end() {
-    let place = Place::new();
-    let mut first = place.proxy(&["--leave-flows"]);
-    let mut stream = place.spliced(&first, 100_000);
+fn a_flow_that_is_left_is_recorded_by_each(family: Family) {
+    let setting = setting(family, "", "");
+    let mut first = setting.start_with(&["--leave-flows"]);
+    let mut stream = spliced(&setting, &first, family, 100_000);
     let client = stream.local_addr().unwrap().to_string();
     let mut leave = |proxy: &mut Running| {
         proxy.signal(Signal::SIGTERM);
@@ -100,14 +125,100 @@ fn a_flow_that_is_left_is_recorded_by_whoever_sees_its_end() {
         round_trip(&mut stream, &[4; 10_000]);
     };
     leave(&mut first);
-    assert_eq!(line(&first, &client)["how"], "left");
-    let mut second = place.proxy(&["--leave-flows"]);
+    assert_line(&line(&first, &client), family, "left", (100_000, 1));
+    let mut second = setting.start_with(&["--leave-flows"]);
     leave(&mut second);
-    assert_line(&line(&second, &client), "left", 110_000, 0);
-    let mut third = place.proxy(&[]);
+    assert_line(&line(&second, &client), family, "left", (110_000, 2));
+    let mut third = setting.start();
     round_trip(&mut stream, &[5; 20_000]);
     drop(stream);
-    assert_line(&line(&third, &client), "closed", 140_000, 20_000);
-    third.stop(&place.pins);
+    assert_line(&line(&third, &client), family, "closed", (140_000, 3));
+    third.stop(&setting.pins[0]);
     assert_eq!(third.records().len(), 1);
+}
+
+/// Its end is recorded by the next process, with all bytes.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn what_ends_while_no_process_runs_has_a_line(family: Family) {
+    let setting = setting(family, "", "");
+    let mut first = setting.start();
+    let [mut ends, mut is_reset] = [0, 1].map(|_| spliced(&setting, &first, family, 100_000));
+    let clients = [&ends, &is_reset].map(|stream| stream.local_addr().unwrap().to_string());
+    first.kill();
+    round_trip(&mut ends, &[3; 50_000]);
+    ends.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(ends.read(&mut [0]).unwrap(), 0, "the server has closed, too");
+    round_trip(&mut is_reset, &[3; 20_000]);
+    setsockopt(&is_reset, Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).unwrap();
+    drop(is_reset);
+    eventually("the reset has arrived", || {
+        let open = setting.lab.server.execute("ss", &["-tnH", "state", "established"]).unwrap();
+        open.is_empty().then_some(())
+    });
+    let mut second = setting.start();
+    assert_line(&line(&second, &clients[0]), family, "closed", (150_000, 2));
+    assert_line(&line(&second, &clients[1]), family, "client-reset", (120_000, 2));
+    second.stop(&setting.pins[0]);
+    assert_eq!(second.records().len(), 2);
+}
+
+/// The limits of the listener apply, and commands reach it by what is known of it.
+#[test]
+#[ignore = "root"]
+fn policy_and_commands_reach_it() {
+    let family = Family::V6;
+    let setting = setting(family, ", idle_limit = 2", "");
+    let mut first = setting.start();
+    let mut idle = spliced(&setting, &first, family, 1000);
+    let client = idle.local_addr().unwrap().to_string();
+    first.kill();
+    let mut second = setting.start();
+    assert_eq!(idle.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_line(&line(&second, &client), family, "idle", (1000, 2));
+    second.stop(&setting.pins[0]);
+
+    setting.configure(&plug(family, "", ""));
+    let mut first = setting.start();
+    let mut killed = spliced(&setting, &first, family, 1000);
+    first.kill();
+    let mut second = setting.start();
+    second.client(&["kill", "--listener", "echo"]);
+    assert_eq!(killed.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    second.flows_end();
+    second.stop(&setting.pins[0]);
+}
+
+/// Its listener is gone, or waits for data, for which it needs the sockets that died: it is listed as what it is, can be reset, and
+/// takes no other command.
+#[test_case(Family::V4, ""; "v4")]
+#[test_case(Family::V6, "trigger = [{ data = \"client\", then = \"copy\" }]"; "v6")]
+#[ignore = "root"]
+fn what_nobody_takes_up_goes_on(family: Family, more: &str) {
+    let setting = setting(family, "", more);
+    let mut first = setting.start();
+    let mut stream = setting.connect(FORWARDER_TO_CLIENT.port(family, PORT));
+    round_trip(&mut stream, &[1; 10]);
+    first.wait_flow("spliced");
+    let client = stream.local_addr().unwrap().to_string();
+    first.kill();
+    if more.is_empty() {
+        setting.configure(&plug(family, "", "").replace("\"echo\"", "\"other\""));
+    }
+    let mut second = setting.start();
+    let flow = second.flow();
+    assert_eq!((&flow["protocol"], &flow["name"], &flow["processes"]), (&"plug".into(), &"echo".into(), &2.into()));
+    let id = flow["id"].to_string();
+    for command in ["splice", "unsplice"] {
+        let why = second.client_error(&[command, &id]);
+        assert!(why.contains(&format!("flow {id} is of an earlier process")), "{why}");
+    }
+    second.client(&["kill", &id]);
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let line = line(&second, &client);
+    let texts = ["listener", "name", "how"].map(|key| line[key].as_str().unwrap());
+    assert_eq!(texts, [if more.is_empty() { "recovered" } else { "plug" }, "echo", "stopped"], "{line}");
+    second.flows_end();
+    second.stop(&setting.pins[0]);
 }

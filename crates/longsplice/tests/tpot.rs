@@ -382,7 +382,7 @@ fn connections_outlive_the_processes(family: Family) {
     proxy.shut_down();
     round_trip(&mut early, &[9; 100_000]);
     let mut proxy = here.start();
-    eventually("adopted", || proxy.client(&["ls"]).contains("recovered").then_some(()));
+    eventually("adopted", || proxy.client(&["ls"]).contains("released").then_some(()));
     round_trip(&mut early, &[9; 100_000]);
     proxy.kill();
     round_trip(&mut early, &[9; 100_000]);

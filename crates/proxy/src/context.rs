@@ -303,6 +303,13 @@ impl Live {
         Ok(Live { shared: shared.clone(), summed, slots, enrolled, seat: Some(shared.loads.seat(awake)) })
     }
 
+    /// Counts a connection that an earlier process has spliced, whatever the limits are now.
+    pub(crate) fn taken_up(shared: &Arc<ServerContext>, front: &Front, client: IpAddr) -> Live {
+        let slots = [&shared.all, &front.counted].map(|of| of.count(client));
+        shared.live.send_modify(|n| *n += 1);
+        Live { shared: shared.clone(), summed: front.summed.clone(), slots, enrolled: None, seat: None }
+    }
+
     /// Waits until the connection has to end: because all have to, or because it is forbidden now.
     pub fn end(&self) -> impl Future<Output = ()> + Send + use<> {
         let (splicer, told) = (self.shared.splicer.clone(), self.enrolled.as_ref().map(Enrolled::told));

@@ -150,6 +150,15 @@ impl Counted {
         Ok(Slot { counted: self.clone(), client })
     }
 
+    /// Counts a connection that is there already, even if it exceeds a limit.
+    pub(crate) fn count(self: &Arc<Self>, client: IpAddr) -> Slot {
+        let (mut now, client) = (self.lock(), counted_as(client));
+        *now.clients.entry(client).or_default() += 1;
+        now.total += 1;
+        self.tell_full(&now);
+        Slot { counted: self.clone(), client: Some(client) }
+    }
+
     /// Tells whether the total limit is reached, from now on.
     pub fn full(&self) -> watch::Receiver<bool> {
         self.full.subscribe()

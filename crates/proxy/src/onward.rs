@@ -119,9 +119,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
             (record.method, record.uri, record.status) = (Some(method), uri, status);
         }
         record.ended(&ended);
-        if let Some(why) = lock(&live.shared.forbidden).remove(&ended.id) {
-            record.forbidden(&why);
-        }
+        forbidden(&live.shared, &ended, &mut record);
         let [up, down] = passed.map_or([0; 2], |passed| *passed);
         (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
         write(&live, record, started);
@@ -130,6 +128,13 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     shared.triggers.begin(flow, &front.listener.triggers, &front.taps);
     if let Some(why) = enrolled.and_then(Enrolled::leave) {
         forbid(&shared, flow, why);
+    }
+}
+
+/// Writes into the record of a flow that it was reset because it was forbidden, if it was.
+pub(crate) fn forbidden(shared: &ServerContext, ended: &Ended, record: &mut Record) {
+    if let Some(why) = lock(&shared.forbidden).remove(&ended.id) {
+        record.forbidden(&why);
     }
 }
 

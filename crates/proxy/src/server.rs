@@ -7,6 +7,7 @@ mod door;
 pub(crate) mod explain;
 mod plug;
 pub(crate) mod reload;
+mod taken_up;
 
 use crate::{
     access::own::Listening,
@@ -22,7 +23,7 @@ use crate::{
     counters::{CounterValues, ListenerValues, tcp_memory},
     inherited::Inherited,
     limits::{CONNECTIONS, Counted},
-    log::access_log::{AccessLog, Record},
+    log::access_log::AccessLog,
     pool::{
         self, Pools, Upkeep,
         commanded::{self, PoolValues, Tell},
@@ -166,7 +167,7 @@ impl Prepared {
             let of = (listener.clone(), socket);
             doors.push(Door::open((&shared, tpot.as_ref()), of, &opened, (number, None)).await?);
         }
-        log_recovered(&shared);
+        taken_up::take_up(&shared, &doors);
         opened.listening = listening(&doors, &opened.pools);
         shared.set_opened(opened);
         let (tasks, reloading) = (Vec::new(), tokio::sync::Mutex::default());
@@ -207,20 +208,6 @@ fn taps(config: &Config, open: &TapDirs) -> Result<TapDirs, StartError> {
         }
     }
     Ok(Arc::new(taps))
-}
-
-/// Writes a log line for each flow of an earlier process that has ended.
-fn log_recovered(shared: &Arc<ServerContext>) {
-    let of_earlier = Arc::downgrade(shared);
-    shared.splicer.on_recovered_end(move |ended| {
-        if let Some(shared) = of_earlier.upgrade() {
-            let mut record = Record::new("recovered", None, ended.client);
-            record.ended(&ended);
-            (record.server, record.target) = (Some(ended.server), Some(ended.server.to_string()));
-            record.duration_ms = ended.duration_ms;
-            shared.log.write(record);
-        }
-    });
 }
 
 impl Server {

@@ -1,11 +1,11 @@
 //! Attachment of the programs to devices: tcx everywhere, and XDP where requested. The links are pinned and outlive the process.
 
 use crate::{
-    attaching::bpffs::{self, checked},
     attaching::programs::{attached_programs, loaded_programs},
     error::OpenError,
     network::devices::{Device, xdp_abilities},
     network::offloads::without_lro,
+    tables::bpffs::{self, checked},
 };
 use std::{
     fs, io,

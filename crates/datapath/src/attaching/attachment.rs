@@ -3,11 +3,11 @@
 
 use crate::{
     attaching::attach::{Hook, Place, attach, attached_program, create, replace},
-    attaching::bpffs::pin,
     attaching::guard::Guard,
     attaching::pins::{Owned, refuse_others},
     error::{OpenError, kernel},
     network::devices::{Device, devices},
+    tables::bpffs::pin,
 };
 use libbpf_rs::Program;
 use std::{

@@ -2,7 +2,7 @@
 //! whose numbers differ from the host's. Its links are not pinned, because they would keep a network
 //! namespace alive. So the guard exists as long as the process, which attaches to new devices.
 
-use crate::{attaching::bpffs::checked, network::devices::Device, tables::maps::io_error};
+use crate::{network::devices::Device, tables::bpffs::checked, tables::maps::io_error};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{

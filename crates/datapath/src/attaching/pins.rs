@@ -6,11 +6,11 @@
 use crate::{
     abi_id::{AbiId, id_in},
     attaching::attach::{Hook, attached_program, detach},
-    attaching::bpffs::open,
     attaching::programs::{Loaded, attached_programs, loaded_programs},
     error::{OpenError, kernel},
     network::devices::{Device, devices},
     requirements::missing_capabilities,
+    tables::bpffs::open,
     tables::pinned::{Holdings, abi_value},
 };
 use libbpf_rs::{MapCore, MapHandle};

@@ -15,6 +15,7 @@ use crate::{
     requirements::{kernel_release, missing_capabilities},
     skel::{OpenSpliceSkel, SpliceSkel, SpliceSkelBuilder},
     sockets::socket::namespace_cookie,
+    tables::flow_records::FlowRecords,
     tables::maps::Maps,
     tables::pages::{PATHS4, PATHS6, embryos, fill, ring},
     tables::pinned_names::PINNED,
@@ -65,6 +66,7 @@ impl Datapath {
         maps.unlisten_all();
         maps.set_abi(tables.seed, namespace).map_err(system("ABI version"))?;
 
+        let flow_records = FlowRecords::open(&plan.pin, tables.flows).map_err(system("records of flows"))?;
         let attachment = attach(&skel, &plan, owned, has_guard)?;
         let next_hops = NextHops::new(&maps, plan.links).map_err(system("ask rtnetlink"))?;
         std::mem::forget(begun);
@@ -87,6 +89,7 @@ impl Datapath {
             wake: EventFd::new().map_err(|e| system("eventfd")(e.into()))?,
             polls: AtomicBool::new(false),
             rest: Rest::default(),
+            flow_records,
         })
     }
 }

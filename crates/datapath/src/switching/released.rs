@@ -8,6 +8,7 @@ use crate::{
     sockets::socket::{Restore, reset, restore},
     switching::switch::bare,
 };
+use bytes::{Buf, BufMut, TryGetError};
 use nix::libc;
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -47,6 +48,40 @@ impl Released {
             wscale_in: l.wscale_in,
             wscale_out: l.wscale_out,
         }
+    }
+
+    /// Writes it into the record of its flow.
+    pub fn write(&self, to: &mut impl BufMut) {
+        for n in [self.in64, self.seen] {
+            to.put_u64_ne(n);
+        }
+        let Released { flags, max_in, iss, tsval_in, clock_in, tsval_out, ts_from_peer, .. } = *self;
+        for n in [flags, max_in, iss, tsval_in, clock_in, tsval_out, ts_from_peer] {
+            to.put_u32_ne(n);
+        }
+        for n in [self.mss_in, self.mss_out] {
+            to.put_u16_ne(n);
+        }
+        to.put_slice(&[self.wscale_in, self.wscale_out]);
+    }
+
+    /// Reads what [`Released::write`] has written. Fails if it is too short.
+    pub fn read(from: &mut impl Buf) -> Result<Released, TryGetError> {
+        Ok(Released {
+            in64: from.try_get_u64_ne()?,
+            seen: from.try_get_u64_ne()?,
+            flags: from.try_get_u32_ne()?,
+            max_in: from.try_get_u32_ne()?,
+            iss: from.try_get_u32_ne()?,
+            tsval_in: from.try_get_u32_ne()?,
+            clock_in: from.try_get_u32_ne()?,
+            tsval_out: from.try_get_u32_ne()?,
+            ts_from_peer: from.try_get_u32_ne()?,
+            mss_in: from.try_get_u16_ne()?,
+            mss_out: from.try_get_u16_ne()?,
+            wscale_in: from.try_get_u8()?,
+            wscale_out: from.try_get_u8()?,
+        })
     }
 
     /// Returns the position of all data from the leg's host, by its entry.
@@ -113,13 +148,18 @@ impl Datapath {
     /// Removes the leg's record from the data path; its path entry stays.
     /// Close the socket silently first. `None` if there is no record.
     pub fn release(&self, connection: impl Into<Connection>) -> Option<Released> {
+        let connection = connection.into();
+        let released = self.released(connection)?;
+        self.forget_leg(&connection.leg);
+        Some(released)
+    }
+
+    /// Returns what [`Datapath::release`] returns, and leaves the record where it is.
+    pub fn released(&self, connection: impl Into<Connection>) -> Option<Released> {
         let Connection { leg, generation } = connection.into();
         let released = Released::new(&self.leg(&leg)?.raw);
-        if generation != Connection::ANY && self.generation(&leg) != Some(generation) {
-            return None; // another one by now
-        }
-        self.forget_leg(&leg);
-        Some(released)
+        let is_another = generation != Connection::ANY && self.generation(&leg) != Some(generation);
+        (!is_another).then_some(released)
     }
 
     /// Returns the position of all data from the leg's host. `None` if there is no path entry.

@@ -341,6 +341,7 @@ pub(crate) struct Maps {
     pub clear_ended: OwnedFd,
     pub paths4: MapHandle,
     pub paths6: MapHandle,
+    pub entries: MapHandle,
     pub legs: MapHandle,
     pub embryos: MapHandle,
     pub listeners: MapHandle,
@@ -603,7 +604,7 @@ impl Maps {
     /// Returns the number of path entries in both tables.
     pub fn entries(&self) -> io::Result<u64> {
         let value = self.entries.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?;
-        Ok(value.map_or(0, |value| from_bytes(&value)))
+        Ok(value.map_or(0, |value| from_bytes::<u64>(&value)))
     }
 
     /// Calls `f` with each path entry of an operation like PATH_OP_NEXT, until it returns false.

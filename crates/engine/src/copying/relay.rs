@@ -116,7 +116,8 @@ impl Relay {
         let Relay { engine, listed, legs, core, purpose, seen, .. } = self;
         let flow = listed.keep();
         let origin = seen.expect("the commit").origin;
-        let kept = ForwardedFlow::new(legs.map(Parked::new), core, purpose, origin);
+        let mut kept = ForwardedFlow::new(legs.map(Parked::new), core, purpose, origin);
+        engine.datapath().into_iter().for_each(|d| kept.write_record(d, &flow));
         let mut soon = kept.wants_look_soon(&flow);
         // held until the commands below are passed on: one that comes meanwhile must not overtake them
         let mut owner = flow.owner();
@@ -407,7 +408,7 @@ impl Relay {
             splices: now.splices,
             refusal: now.refusal,
             path: now.path_finding(),
-            duration_ms: flow.began.elapsed().as_millis() as u64,
+            duration_ms: flow.began.age().as_millis() as u64,
         }
     }
 }

@@ -104,6 +104,10 @@ impl Forwarded {
         Forwarded { began: now, sign: (Pair::default(), now), watch, beyond, ..Forwarded::default() }
     }
 
+    pub(super) fn is_watched_for_windows(&self) -> bool {
+        self.beyond.is_some()
+    }
+
     /// Returns when the flow's entries were first found to be gone, which may be now.
     pub(super) fn gone_since(&mut self, now: Time) -> Time {
         **self.gone.get_or_insert_with(|| Box::new(now))

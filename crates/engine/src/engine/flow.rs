@@ -5,14 +5,18 @@
 use crate::taps::Tap;
 use crate::{
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
-    engine::{events::Announcer, purpose::Purpose},
+    engine::{
+        events::Announcer,
+        purpose::Purpose,
+        record::{FlowRecord, Left},
+    },
     leg::parked::{Parked, Strays},
     sync::lock,
-    types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
+    types::{Command, Done, FlowInfo, FlowState, FlowStatus, Policy},
 };
 use longsplice_datapath::{
-    Connection, Datapath, EventKind, LastRecord, LegFlags, Pair, PathView, Recreated, Released, Side, SwitchError,
-    Tuple, monotonic,
+    Connection, Datapath, EventKind, FlowRecordId, LastRecord, LegFlags, Pair, PathView, Recreated, Released, Side,
+    SwitchError, Tuple, monotonic,
 };
 use std::{
     borrow::Cow,
@@ -20,10 +24,10 @@ use std::{
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, Once,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     runtime::Handle,
@@ -66,6 +70,33 @@ pub(crate) struct Replaced {
     pub record: Option<LastRecord>,
 }
 
+/// A [`Time`] in eight bytes: there may be a million flows. Resolution: a nanosecond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    pub fn now() -> Moment {
+        monotonic().into()
+    }
+
+    /// Returns the time since then.
+    pub fn age(self) -> Duration {
+        monotonic().saturating_sub(self.into())
+    }
+}
+
+impl From<Time> for Moment {
+    fn from(time: Time) -> Moment {
+        Moment(time.as_nanos() as u64)
+    }
+}
+
+impl From<Moment> for Time {
+    fn from(Moment(nanos): Moment) -> Time {
+        Time::from_nanos(nanos)
+    }
+}
+
 /// A live flow as lists and commands see it.
 pub(crate) struct Flow {
     pub id: u64,
@@ -77,7 +108,9 @@ pub(crate) struct Flow {
     pub replaced: Mutex<Pair<Option<Box<Replaced>>>>,
     /// Source and destination that a proxy in front announced for the client's leg.
     pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
-    pub began: Instant,
+    pub began: Moment,
+    /// Number of processes that it has lived through, with this one.
+    pub processes: u32,
     pub policy: Arc<Policy>,
     pub now: Mutex<Progress>,
     pub owner: Mutex<FlowOwner>,
@@ -275,7 +308,8 @@ impl Flow {
             stages: stages(now.state, self.info.protocol.clone()),
             bytes_up: bytes(Side::Client),
             bytes_down: bytes(Side::Server),
-            age_ms: self.began.elapsed().as_millis() as u64,
+            age_ms: self.began.age().as_millis() as u64,
+            processes: self.processes,
             refusal: now.refusal,
             path: now.path_finding(),
         }
@@ -331,12 +365,39 @@ pub(crate) struct ForwardedFlow {
     pub purpose: Purpose,
     pub sockets: Sockets,
     /// Time of the next look.
-    pub due: Time,
+    pub due: Moment,
+    /// Where the next process finds what it has to know of the flow.
+    record: Option<FlowRecordId>,
 }
 
 impl ForwardedFlow {
     pub fn new(parked: Pair<Parked>, core: Core, purpose: Purpose, origin: Pair<u64>) -> ForwardedFlow {
-        ForwardedFlow { parked, core, purpose, sockets: Sockets::Parked { origin }, due: monotonic() }
+        ForwardedFlow { parked, core, purpose, sockets: Sockets::Parked { origin }, due: Moment::now(), record: None }
+    }
+
+    /// Continues a flow that an earlier process has left.
+    pub fn again(left: &Left, released: Pair<Released>, done: Done) -> ForwardedFlow {
+        let FlowRecord { at, fin_past, is_forced, .. } = left.record;
+        let (parked, core) = (at.map(Parked::gone), Core::released(monotonic(), fin_past, is_forced));
+        let (purpose, sockets) = (Purpose::Streams(done), Sockets::Released(released));
+        ForwardedFlow { parked, core, purpose, sockets, due: Moment::now(), record: Some(left.at) }
+    }
+
+    /// Writes what the next process has to know of the flow.
+    pub fn write_record(&mut self, d: &Datapath, flow: &Flow) {
+        static WARNED: Once = Once::new();
+        let (records, contents) = (d.flow_records(), FlowRecord::of(flow, self).to_bytes());
+        match self.record.map_or_else(|| records.put(&contents), |old| records.replace(old, &contents)) {
+            Ok(at) => self.record = Some(at),
+            Err(error) => WARNED.call_once(|| {
+                tracing::warn!(%error, "cannot write the record of a spliced flow: the next process will not know whose it is; this is said once");
+            }),
+        }
+    }
+
+    /// Removes what was written for the next process.
+    pub fn remove_record(&mut self, d: &Datapath) {
+        self.record.take().into_iter().for_each(|at| d.flow_records().remove(at));
     }
 
     /// Returns whether the flow needs this process: because it will take it back by itself, or reads what passes.
@@ -406,9 +467,12 @@ impl ForwardedFlow {
     /// Closes the parked sockets; the flow goes on without them. Returns false if it cannot.
     pub fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
         self.parked.iter_mut().for_each(Parked::close_silently);
-        let Pair { client, server } = flow.connections().map(|connection| datapath.release(connection));
+        let connections = flow.connections();
+        let Pair { client, server } = connections.map(|connection| datapath.released(connection));
         let (Some(client), Some(server)) = (client, server) else { return false };
         self.sockets = Sockets::Released(Pair::new(client, server));
+        self.write_record(datapath, flow);
+        flow.legs.iter().for_each(|leg| datapath.forget_leg(leg));
         true
     }
 

@@ -5,11 +5,19 @@ use crate::{
         Time,
         orphan::{self, Action, Event, Found, Watch},
     },
-    engine::flow::stages,
-    types::{EndReason, Ended, FlowState, FlowStatus},
+    engine::{
+        events::Announcer,
+        flow::{Flow, FlowOwner, ForwardedFlow, stages},
+        record::{FlowRecord, Left},
+        recovered::{Begun, TakenUp},
+    },
+    types::{EndReason, Ended, FlowInfo, FlowState, FlowStatus, Trigger},
 };
 use longsplice_datapath::{CommitOptions, Connection, Datapath, Pair, PathFlags, SwitchError, Tuple, monotonic};
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 /// A flow of an earlier process, as the last look found it.
 pub(crate) struct Orphan {
@@ -23,6 +31,8 @@ pub(crate) struct Orphan {
     first: Option<Pair<u64>>,
     positions: Option<Pair<u64>>,
     watch: Watch,
+    /// What the earlier process has written of it.
+    pub left: Option<Box<Left>>,
 }
 
 /// Returns whether nothing has arrived for so long that no last segment needs the leg's entries any more.
@@ -37,11 +47,40 @@ impl Orphan {
         let order = |leg: &Tuple| (leg.local.port(), leg.remote);
         let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
         let (bytes, watch) = (Pair::default(), Watch::new(monotonic()));
-        Orphan { id, legs, since: Instant::now(), bytes, first: None, positions: None, generations: None, watch }
+        let since = Instant::now();
+        Orphan { id, legs, since, bytes, first: None, positions: None, generations: None, watch, left: None }
+    }
+
+    /// One that the earlier process has written of.
+    pub fn of(left: Left) -> Orphan {
+        let FlowRecord { id, legs, generations, began, .. } = left.record;
+        let since = Instant::now();
+        let since = since.checked_sub(monotonic().saturating_sub(began)).unwrap_or(since);
+        let (generations, left) = (Some(generations), Some(Box::new(left)));
+        Orphan { legs, since, generations, left, ..Orphan::new(id, [legs.client, legs.server]) }
+    }
+
+    /// Returns its status, if the earlier process has written of it.
+    pub fn known(&self) -> Option<FlowStatus> {
+        self.left.is_some().then(|| self.status())
     }
 
     /// Returns the record of its end.
     pub fn ended(&self, how: EndReason) -> Ended {
+        if let Some(left) = &self.left {
+            let FlowRecord { copied, spliced, splices, .. } = left.record;
+            let bytes =
+                self.bytes.zip(copied.zip(spliced).map(|(copied, spliced)| copied + spliced)).map(|(a, b)| a.max(b));
+            return Ended {
+                bytes_up: bytes.client,
+                bytes_down: bytes.server,
+                spliced_up: bytes.client - copied.client,
+                spliced_down: bytes.server - copied.server,
+                splices,
+                duration_ms: self.since.elapsed().as_millis() as u64,
+                ..Ended::new(self.id, left.record.source(), self.legs.server.remote, how)
+            };
+        }
         let spliced = self.bytes.zip(self.first.unwrap_or_default()).map(|(now, first)| now.saturating_sub(first));
         Ended {
             bytes_up: self.bytes.client,
@@ -58,7 +97,18 @@ impl Orphan {
     pub fn count(&mut self, d: &Datapath) {
         let legs = self.connections();
         let Some(paths) = d.paths_of(legs) else { return };
-        let data = |end: Pair<u64>| end.zip(paths.each_ref().map(|p| u64::from(p.flags & PathFlags::FIN != 0)));
+        let fins = paths.each_ref().map(|p| p.flags & PathFlags::FIN != 0);
+        if let Some(record) = self.left.as_ref().map(|left| &left.record) {
+            let ends = match &record.released {
+                Some(released) => Some(released.each_ref().zip(paths.each_ref()).map(|(leg, path)| leg.end(path))),
+                None => d.look(legs).ok().map(|at| at.end),
+            };
+            let mut progress = record.progress();
+            ends.into_iter().for_each(|ends| progress.ends_forwarded(ends, fins));
+            self.bytes = progress.copied.zip(progress.spliced).map(|(copied, spliced)| copied + spliced);
+            return;
+        }
+        let data = |end: Pair<u64>| end.zip(fins.map(u64::from));
         if let Ok(at) = d.look(legs) {
             self.first.get_or_insert(at.end);
             self.bytes = data(at.end).map(|(end, fin)| end.saturating_sub(fin));
@@ -82,23 +132,75 @@ impl Orphan {
     }
 
     pub fn status(&self) -> FlowStatus {
+        let record = self.left.as_ref().map(|left| &left.record);
+        let info = record.map(|record| record.info.clone());
+        let info = info.unwrap_or_else(|| FlowInfo::new("recovered", self.legs.server.remote.to_string()));
         FlowStatus {
             id: self.id,
-            protocol: "recovered".into(),
-            listen: None,
-            name: None,
-            client: self.legs.client.remote,
+            protocol: info.protocol.clone().into_owned(),
+            listen: info.listen,
+            name: info.name.as_deref().map(String::from),
+            client: record.map_or(self.legs.client.remote, FlowRecord::source),
             server: self.legs.server.remote,
-            target: self.legs.server.remote.to_string(),
-            user: None,
+            target: info.target.into_string(),
+            user: info.user.map(String::from),
             state: self.state(),
-            stages: stages(self.state(), "recovered".into()),
+            stages: stages(self.state(), info.protocol),
             bytes_up: self.bytes.client,
             bytes_down: self.bytes.server,
             age_ms: self.since.elapsed().as_millis() as u64,
+            // without a record, at least one before this one
+            processes: 1 + record.map_or(1, |record| record.processes),
             refusal: None,
             path: None,
         }
+    }
+
+    /// Whether it can become a flow of this process: both streams are forwarded, and it has been written of.
+    pub fn may_be_taken_up(&self) -> bool {
+        let is_flow = self.left.as_ref().is_some_and(|left| !left.record.is_message);
+        is_flow && self.state() == FlowState::Released
+    }
+
+    /// Makes it a flow of this process, unless nobody wants it, or its policy needs sockets, which it does not have any more.
+    pub fn take_up(
+        &mut self,
+        d: &Datapath,
+        take_up: &dyn Fn(&FlowStatus) -> Option<TakenUp>,
+        announcer: Arc<Announcer>,
+    ) -> Option<(Arc<Flow>, Begun)> {
+        let record = &self.left.as_ref()?.record;
+        let TakenUp { policy, begun, done, runtime } = take_up(&self.status())?;
+        if matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData)) {
+            return None;
+        }
+        let legs = || {
+            let Pair { client, server } = record.connections().map(|connection| d.released(connection));
+            Some(Pair::new(client?, server?))
+        };
+        let released = record.released.or_else(legs)?;
+        let left = self.left.take()?;
+        let mut kept = ForwardedFlow::again(&left, released, done);
+        let FlowRecord { id, processes, info, legs, generations, announced, .. } = left.record.clone();
+        let flow = Arc::new(Flow {
+            id,
+            info,
+            legs,
+            generations: generations.map(Into::into),
+            replaced: Mutex::default(),
+            announced,
+            began: left.record.began.into(),
+            processes: processes + 1,
+            policy,
+            now: Mutex::new(left.record.progress()),
+            owner: Mutex::new(FlowOwner::Gone),
+            runtime,
+            announcer,
+        });
+        kept.write_record(d, &flow);
+        legs.iter().for_each(|leg| d.forget_leg(leg));
+        *flow.owner() = FlowOwner::Keeper(Box::new(kept));
+        Some((flow, begun))
     }
 
     /// Looks at the orphan. After the time `idle` without a byte it is to be reset.

@@ -7,6 +7,7 @@ use crate::{
         Engine,
         flow::Stop,
         orphan::{Orphan, is_silent},
+        record::{FlowRecord, Left},
     },
     lingering::LINGER,
     sync::lock,
@@ -17,7 +18,7 @@ use longsplice_datapath::{
 };
 use std::{
     cmp::Reverse,
-    collections::HashSet,
+    collections::{HashMap, HashSet, hash_map::Entry},
     mem,
     ops::Bound,
     sync::{Arc, Weak, mpsc::channel},
@@ -112,7 +113,7 @@ pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenErro
     for (t, _) in legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0) {
         d.untap(t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
     }
-    let mut adoption = Adoption { idle, ..Adoption::default() };
+    let mut adoption = Adoption { idle, left: read_records(engine, d), ..Adoption::default() };
     let with_records = legs.iter().filter_map(|(t, _)| Some((*t, d.path(t)?)));
     let all: Vec<_> = with_records.chain(d.stopped_paths()).collect();
     for t in held(all.iter().filter(|(_, path)| path.flags & PathFlags::SPLICED == 0)) {
@@ -143,10 +144,35 @@ pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenErro
     Ok(())
 }
 
+/// Reads what an earlier process has written of its flows.
+fn read_records(engine: &Engine, d: &Datapath) -> HashMap<Tuple, Left> {
+    let mut all: HashMap<Tuple, Left> = HashMap::new();
+    for (at, contents) in d.flow_records().left() {
+        let Some(record) = FlowRecord::from_bytes(&contents) else {
+            d.flow_records().remove(at); // another version's
+            continue;
+        };
+        engine.number_after(record.id);
+        let new = Left { at, record };
+        // It may have died while it replaced one: both are right, but one may know more.
+        match all.entry(new.record.legs.client) {
+            Entry::Vacant(place) => drop(place.insert(new)),
+            Entry::Occupied(mut place) => {
+                let knows_more = new.record.released.is_some();
+                let old = if knows_more { place.insert(new) } else { new };
+                d.flow_records().remove(old.at);
+            }
+        }
+    }
+    all
+}
+
 /// What was found of an earlier process.
 #[derive(Default)]
 struct Adoption {
     idle: Duration,
+    /// What it has written of flows that were not found yet, by the legs of their clients.
+    left: HashMap<Tuple, Left>,
     known: HashSet<Tuple>,
     spliced: usize,
     draining: usize,
@@ -165,12 +191,17 @@ impl Adoption {
             self.dead.push(t);
             return;
         };
-        let mut orphan = Orphan::new(engine.next_id(), [t, other]);
+        let mut orphan = match self.left_of(d, [t, other]) {
+            Some(left) => Orphan::of(left),
+            None => Orphan::new(engine.next_id(), [t, other]),
+        };
         match orphan.look(d, self.idle) {
-            Found::Live => {
+            // the end of one that has a record was not told yet
+            found if found == Found::Live || (orphan.left.is_some() && matches!(found, Found::Over(_))) => {
                 *(if orphan.state() == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
                 lock(&engine.orphans).insert(orphan.id, orphan);
             }
+            Found::Live => unreachable!("matched above"),
             Found::Over(_) => self.over.push((
                 d.paths_of(orphan.connections()).map_or(Duration::ZERO, |p| p.client.silence().min(p.server.silence())),
                 orphan.connections(),
@@ -179,10 +210,19 @@ impl Adoption {
                 clear_half(engine, d, [t, other].map(|t| d.idle_entry(&t).connection()))
             }
             Found::Deserted | Found::Gone(_) => {
-                engine.recovered.end(orphan.ended(EndReason::Lost));
+                tell_end(engine, d, &orphan, EndReason::Lost);
                 self.dead.extend([t, other]);
             }
         }
+    }
+
+    /// Returns what was written of the flow of these legs.
+    fn left_of(&mut self, d: &Datapath, legs: [Tuple; 2]) -> Option<Left> {
+        let (client, other) = if self.left.contains_key(&legs[0]) { (legs[0], legs[1]) } else { (legs[1], legs[0]) };
+        let record = &self.left.get(&client)?.record;
+        let is = record.legs.server == other
+            && record.connections().iter().all(|c| d.generation(&c.leg) == Some(c.generation));
+        is.then(|| self.left.remove(&client)).flatten()
     }
 
     /// Lets flows that have ended linger on, counted from their end.
@@ -229,12 +269,27 @@ impl Adoption {
             tracing::warn!(%error, "path entries cannot be read: flows of an earlier process may not be listed");
         }
         dead.extend(self.dead.iter().map(|t| d.idle_entry(t)));
+        if !engine.is_closing() {
+            // their entries are gone: nobody knows how they have ended
+            for left in self.left.drain().map(|(_, left)| left) {
+                tell_end(engine, d, &Orphan::of(left), EndReason::Lost);
+            }
+        }
+        engine.take_up();
         let Adoption { spliced, draining, .. } = self;
         if spliced + draining + over + dead.len() > 0 {
             tracing::info!(spliced, over, draining, dead = dead.len(), "took over from an earlier process");
         }
         dead
     }
+}
+
+/// Tells the end of a flow of an earlier process, and removes its record before, so that no other process tells it again.
+fn tell_end(engine: &Engine, d: &Datapath, orphan: &Orphan, how: EndReason) {
+    if let Some(left) = orphan.left.as_ref().filter(|_| how != EndReason::Left) {
+        d.flow_records().remove(left.at);
+    }
+    engine.recovered.end(orphan.ended(how), orphan.known().as_ref());
 }
 
 /// Ends what is left of half a flow: its host is reset when it sends something. Its addresses may belong to another connection by
@@ -296,10 +351,11 @@ fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
         let ended: Vec<_> = ended.filter_map(|(id, found)| Some((orphans.remove(&id)?, found))).collect();
         drop(orphans);
         for (o, found) in ended {
-            engine.recovered.end(o.ended(match found {
+            let how = match found {
                 Found::Over(how) | Found::Gone(how) => how,
                 Found::Live | Found::Deserted => EndReason::Lost,
-            }));
+            };
+            tell_end(engine, d, &o, how);
             match found {
                 Found::Over(_) => engine.lingering.add(o.connections().client, Some(o.connections().server)),
                 Found::Deserted => deserted.extend(o.legs),
@@ -328,7 +384,36 @@ impl Engine {
         let Some(d) = self.datapath() else { return };
         for mut orphan in mem::take(&mut *lock(&self.orphans)).into_values() {
             orphan.count(d);
-            self.recovered.end(orphan.ended(how));
+            tell_end(self, d, &orphan, how);
         }
+    }
+
+    /// Resets both hosts of a flow of an earlier process. Returns false if there is no such flow.
+    pub fn end_orphan(&self, id: u64) -> bool {
+        let (Some(d), Some(mut orphan)) = (self.datapath(), lock(&self.orphans).remove(&id)) else { return false };
+        orphan.count(d);
+        tell_end(self, d, &orphan, EndReason::Stopped);
+        let legs = orphan.connections();
+        self.reset_forwarded(legs.into());
+        self.lingering.add(legs.client, Some(legs.server));
+        true
+    }
+
+    /// Makes flows of this process of those that an earlier one has left, once there is somebody who takes them up.
+    pub fn take_up(&self) {
+        let (Some(d), Some(take_up)) = (self.datapath(), self.recovered.take_up()) else { return };
+        let ids: Vec<u64> =
+            lock(&self.orphans).iter().filter(|(_, o)| o.may_be_taken_up()).map(|(id, _)| *id).collect();
+        for id in ids {
+            let Some(mut orphan) = lock(&self.orphans).remove(&id) else { continue };
+            match orphan.take_up(d, &*take_up, self.announcer.clone()) {
+                Some((flow, begun)) => {
+                    self.list_kept(flow);
+                    begun();
+                }
+                None => drop(lock(&self.orphans).insert(id, orphan)),
+            }
+        }
+        d.wake();
     }
 }

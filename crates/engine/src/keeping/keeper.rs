@@ -13,7 +13,7 @@ use crate::{
         flow::{Flow, FlowOwner, KeeperMessage, Replaced, Stop, TICK},
     },
     keeping::{agenda::Agenda, guard::Guard, sweeper::Sweeper},
-    types::Command,
+    types::{Command, EndReason},
 };
 use longsplice_datapath::{Connection, Event as Told, EventKind, Events, monotonic};
 use std::{
@@ -185,7 +185,7 @@ impl Keeper {
     /// Returns whether a look is due, and not left over from an earlier stay of the flow.
     fn is_due(&self, id: u64, at: Time) -> bool {
         let flow = self.engine.flow(id);
-        flow.is_some_and(|flow| matches!(&*flow.owner(), FlowOwner::Keeper(kept) if kept.due == at))
+        flow.is_some_and(|flow| matches!(&*flow.owner(), FlowOwner::Keeper(kept) if kept.due == at.into()))
     }
 
     /// Performs what the core wants for a flow. Does nothing if the flow has ended, or a task has it.
@@ -207,15 +207,27 @@ impl Keeper {
             let event = match action {
                 Action::Release => Event::Released(kept.release(d, &flow)),
                 Action::Recreate { force } => match kept.recreate(d, &flow, force) {
-                    Ok(new) => return self.give_back(&flow, owner, |relay| relay.took_over(new)),
+                    Ok(new) => {
+                        kept.remove_record(d);
+                        return self.give_back(&flow, owner, |relay| relay.took_over(new));
+                    }
                     Err(error) => Event::Recreated(Err(error)),
                 },
                 // nothing is left to wait for, so the end needs no task
                 Action::Unsplice { .. } if kept.core.is_ending() => {
+                    kept.remove_record(d);
                     return self.take(&flow, owner, FlowOwner::Gone).end(action, None);
                 }
-                Action::Unsplice { .. } => return self.give_back(&flow, owner, |_| action),
-                Action::End { .. } => return self.take(&flow, owner, FlowOwner::Gone).end(action, ends),
+                Action::Unsplice { .. } => {
+                    kept.remove_record(d);
+                    return self.give_back(&flow, owner, |_| action);
+                }
+                Action::End { how, .. } => {
+                    if how != EndReason::Left {
+                        kept.remove_record(d); // before its end is told, so that no other process tells it again
+                    }
+                    return self.take(&flow, owner, FlowOwner::Gone).end(action, ends);
+                }
                 _ => break,
             };
             action = kept.on(&flow, event);
@@ -227,8 +239,9 @@ impl Keeper {
         if matches!(why, Why::Look | Why::Kept) {
             // use at most a quarter of the looks: flows that come later need some, too
             let fair = PACE * (4 * self.agenda.looks() / LOOKS) as u32;
-            kept.due = monotonic() + kept.pause(&flow, fair);
-            self.agenda.look(kept.due, id);
+            let due = monotonic() + kept.pause(&flow, fair);
+            kept.due = due.into();
+            self.agenda.look(due, id);
         }
         if let (Why::Kept, None, Some(at)) = (why, kept.sockets.released(), kept.core.release_at(&flow.policy)) {
             self.agenda.release(at, id);

@@ -32,6 +32,11 @@ impl Parked {
         Parked { socket, at, delays: shaping.delays(), tap }
     }
 
+    /// A leg that an earlier process had, whose socket is gone.
+    pub fn gone(at: Position) -> Parked {
+        Parked { socket: None, at, delays: false, tap: None }
+    }
+
     /// Makes a leg again, without announced addresses.
     pub fn leg(self, connection: Connection) -> Leg {
         let Parked { socket, at, delays, tap } = self;

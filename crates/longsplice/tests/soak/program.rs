@@ -230,7 +230,7 @@ impl Told {
         let answer = control.ask(&json!({ "version": 1, "ask": "ls" }))?;
         let flows = answer["flows"].as_array().cloned().unwrap_or_default();
         let wanted = |flow: &&Value| is_forwarded(flow) || flow["state"] == "copying";
-        let mut flows: Vec<_> = flows.iter().filter(wanted).filter(|flow| flow["protocol"] != "recovered").collect();
+        let mut flows: Vec<_> = flows.iter().filter(wanted).collect();
         for _ in 0..most.min(flows.len()) {
             let flow = flows.swap_remove(r.random_range(0..flows.len()));
             let (id, ask) = (flow["id"].as_u64(), if is_forwarded(flow) { "unsplice" } else { "splice" });

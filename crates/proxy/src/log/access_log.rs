@@ -166,6 +166,9 @@ pub struct Record {
     /// What was measured, if the refusal is `path`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathFinding>,
+    /// Number of processes that the flow has lived through, if more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
     /// Time since accept, in milliseconds.
     pub duration_ms: u64,
 }
@@ -253,6 +256,7 @@ impl Record {
             datagrams: None,
             refusal: None,
             path: None,
+            processes: None,
             duration_ms: 0,
         }
     }
@@ -365,6 +369,9 @@ impl Record {
         text(t, "refusal", self.refusal.as_deref().unwrap_or("-"));
         if let Some(path) = &self.path {
             text(t, "path", &path.to_string());
+        }
+        if let Some(processes) = self.processes {
+            number(t, "processes", processes.into());
         }
         number(t, "duration_ms", self.duration_ms);
         std::mem::take(t)
