@@ -14,7 +14,8 @@
 //!                                        <-         {"say":"serving"}
 //! ```
 //! Until `commit`, the running process accepts clients, and goes on as before if anything fails: if the other one refuses, dies,
-//! says something else, or says nothing in time. Whoever finds the pair closed before `commit` gives up.
+//! says something else, or says nothing in time. Whoever finds the pair closed before `commit` gives up, unless it is prepared and the
+//! other process has died: then it serves, because nobody else does.
 
 pub mod heir;
 pub mod successor;
@@ -64,6 +65,9 @@ struct Offer {
     version: u32,
     /// Version of the program.
     program: String,
+    /// Number of the process.
+    #[serde(default)]
+    process: Option<u32>,
     /// What its tables in the kernel are like, if it has any.
     tables: Option<String>,
     /// Path of its control socket.

@@ -6,6 +6,7 @@ use crate::running::{
 };
 use longsplice_lab::{
     Family,
+    process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use nix::{
@@ -442,6 +443,50 @@ fn no_client_notices_an_upgrade() {
     drop(stream);
     proxies.first.flows_end();
     proxies.stop();
+    assert!(!setting.pins[0].exist(), "a clean stop leaves nothing pinned");
+}
+
+/// The old process dies when the new one is prepared: that one takes its place, and spliced connections go on in it.
+#[test]
+#[ignore = "root"]
+fn the_new_program_serves_if_the_old_one_is_killed() {
+    let setting = setting();
+    let (copied, spliced) = (FORWARDER_TO_CLIENT.port(Family::V6, 7002), FORWARDER_TO_CLIENT.port(Family::V6, 7000));
+    let mut proxies = Dynasty::of(setting.start());
+    let mut goes_on = setting.connect(spliced);
+    round_trip(&mut goes_on, &[1; 1000]);
+    let number = proxies.first.wait_flow("spliced")["id"].clone();
+    let control = proxies.first.control().to_str().unwrap().to_owned();
+    let upgrade = thread::spawn(move || longsplice(&["upgrade", "--control", &control]));
+    // of whichever thread
+    let children = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", proxies.first.id())).unwrap();
+        let children = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("children")).ok());
+        children.collect::<String>()
+    };
+    let child = eventually("a new process", || children().trim().parse().ok());
+    proxies.others.push(child);
+    // It hears nothing from now on. Should it not have offered everything by then, it goes on for a moment.
+    eventually("the new process is prepared", || {
+        proxies.first.signal(Signal::SIGSTOP);
+        let prepared = wait_for(Duration::from_secs(5), || {
+            proxies.first.messages().contains("prepared to take over").then_some(())
+        });
+        if prepared.is_none() {
+            proxies.first.signal(Signal::SIGCONT);
+        }
+        prepared
+    });
+    proxies.first.kill();
+    assert!(!upgrade.join().unwrap().status.success());
+    proxies.first.wait_message("this one takes its place");
+    let mut new = setting.connect(copied);
+    round_trip(&mut new, b"hello");
+    round_trip(&mut goes_on, &[3; 1000]);
+    assert!(proxies.first.flows().iter().any(|flow| flow["id"] == number && flow["processes"] == 2));
+    drop((new, goes_on));
+    proxies.first.client(&["stop"]);
+    gone(proxies.others[0]);
     assert!(!setting.pins[0].exist(), "a clean stop leaves nothing pinned");
 }
 

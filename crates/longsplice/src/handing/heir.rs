@@ -3,7 +3,7 @@
 use super::{LEAST, MOST_SOCKETS, Message, Of, Offer, Pair, VERSION, reason};
 use longsplice_datapath::AbiId;
 use longsplice_proxy::inherited::Inherited;
-use nix::unistd::dup2_stdin;
+use nix::unistd::{dup2_stdin, getppid};
 use std::{
     fs::File,
     io,
@@ -11,11 +11,15 @@ use std::{
     os::{fd::AsFd, unix::net::UnixListener},
     path::Path,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
     time::{Duration, Instant},
 };
 
 /// Time limit for the offer.
 const OFFER: Duration = Duration::from_secs(30);
+
+/// Time after which a process that dies has left its children, once it has closed what it had.
+const DIES: Duration = Duration::from_secs(1);
 
 /// What the process that runs has said.
 #[derive(Debug)]
@@ -109,17 +113,37 @@ impl Heir {
         self.offer.tables.is_some()
     }
 
-    /// Says that nothing is left that can fail, and waits until the other process has let go.
+    /// Says that nothing is left that can fail, and waits until the other process has let go, or has died.
     pub fn prepared(&self) -> Result<(), String> {
         let limit = Duration::from_secs(self.offer.within).max(OFFER);
         let program = env!("CARGO_PKG_VERSION").to_owned();
         let _ = self.pair.say(&Message::Prepared { program }, None, limit); // if it is gone, that is heard
+        tracing::info!("prepared to take over");
         match self.pair.hear(Instant::now() + limit) {
             Ok(Some((Message::Commit, _))) => Ok(()),
             Ok(Some((other, _))) => Err(format!("the process that hands over says {other:?}")),
+            Ok(None) if self.is_orphaned() => {
+                tracing::warn!(
+                    "the process that was to hand over has died: this one takes its place, and what it copied is lost"
+                );
+                Ok(())
+            }
             Ok(None) => Err("the process that hands over has given up".into()),
             Err(e) => Err(format!("the process that hands over does not let go: {e}")),
         }
+    }
+
+    /// Returns whether the process that has started this one is dead. One that gives up lives, and kills this one.
+    fn is_orphaned(&self) -> bool {
+        let Some(process) = self.offer.process.and_then(|number| i32::try_from(number).ok()) else { return false };
+        let until = Instant::now() + DIES;
+        while Instant::now() < until {
+            if getppid().as_raw() != process {
+                return true;
+            }
+            thread::sleep(DIES / 100);
+        }
+        false
     }
 
     /// Says that this process serves.

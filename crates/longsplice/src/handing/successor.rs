@@ -11,7 +11,7 @@ use std::{
     fmt, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Stdio, id},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -137,9 +137,16 @@ impl Predecessor {
     async fn start(&self, binary: &Path, sockets: &Arc<Sockets>, limit: Duration) -> Result<Successor, String> {
         let tables = self.splicer.refusal().is_none().then(|| AbiId::OURS.to_string());
         let (program, control) = (env!("CARGO_PKG_VERSION").to_owned(), self.control.clone());
-        let (sockets, binary) = (sockets.clone(), binary.to_owned());
-        let offer =
-            Offer { version: VERSION, program, tables, control, sockets: sockets.0.len(), within: limit.as_secs() };
+        let (sockets, binary, process) = (sockets.clone(), binary.to_owned(), Some(id()));
+        let offer = Offer {
+            version: VERSION,
+            program,
+            process,
+            tables,
+            control,
+            sockets: sockets.0.len(),
+            within: limit.as_secs(),
+        };
         spawn_blocking(move || Successor::start(&binary, offer, &sockets, limit)).await.map_err(|e| e.to_string())?
     }
 
