@@ -9,6 +9,7 @@ mod distance;
 mod ecn;
 mod endings;
 mod first;
+mod flow_records;
 mod fragments;
 mod handles;
 mod interface;

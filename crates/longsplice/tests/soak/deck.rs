@@ -32,6 +32,8 @@ pub enum Card {
     Storm,
     /// The MTU of a link is reduced for a while.
     Mtu,
+    /// The configuration is reloaded, repeatedly.
+    Reloads,
     /// The process is killed, and started again at once.
     Killed,
     /// The process is killed while flows get commands to switch, and started again after a while.
@@ -47,8 +49,17 @@ pub enum Card {
 }
 
 /// Cards that the process survives.
-const NETWORK: [Card; 8] =
-    [Card::Neighbour, Card::OwnAddress, Card::Route, Card::Down, Card::Remade, Card::Losses, Card::Storm, Card::Mtu];
+const NETWORK: [Card; 9] = [
+    Card::Neighbour,
+    Card::OwnAddress,
+    Card::Route,
+    Card::Down,
+    Card::Remade,
+    Card::Losses,
+    Card::Storm,
+    Card::Mtu,
+    Card::Reloads,
+];
 const PROCESS: [Card; 6] =
     [Card::Killed, Card::KilledInStorm, Card::KilledWhileDown, Card::Left, Card::FewDescriptors, Card::FewFlows];
 
@@ -201,6 +212,13 @@ impl Stage {
                 thread::sleep(Duration::from_secs(4));
                 set(1500);
                 self.pass(1000, 3000);
+            }
+            Card::Reloads => {
+                ledger.note("the configuration is reloaded, ten times");
+                for n in 0..10 {
+                    self.program.reload(n);
+                    self.pass(1, 200);
+                }
             }
             Card::Killed => {
                 self.pass(0, 1000);

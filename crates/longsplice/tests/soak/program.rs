@@ -65,6 +65,7 @@ pub struct Program {
     running: Option<Running>,
     pins: Pins,
     dir: tempfile::TempDir,
+    configuration: String,
     idle_descriptors: usize,
     pub told: Arc<Mutex<Told>>,
     /// Messages of earlier processes.
@@ -75,13 +76,14 @@ impl Program {
     /// `splice`: when, at all listeners; `None`: each has a policy of its own.
     pub fn start(lab: &Lab, splice: Option<&str>) -> Program {
         let dir = tempfile::tempdir().expect("a directory");
-        fs::write(dir.path().join("longsplice.toml"), configuration(splice, dir.path())).expect("the configuration");
+        let configuration = configuration(splice, dir.path());
+        fs::write(dir.path().join("longsplice.toml"), &configuration).expect("the configuration");
         let answers = dir.path().join("answers");
         fs::write(&answers, "#!/bin/sh\necho go-on\n").expect("a program");
         fs::set_permissions(&answers, Permissions::from_mode(0o755)).expect("a program");
         let pins = Pins::of(&lab.forwarder);
         let (told, before) = (Arc::default(), String::new());
-        let mut program = Program { running: None, pins, dir, idle_descriptors: 0, told, before };
+        let mut program = Program { running: None, pins, dir, configuration, idle_descriptors: 0, told, before };
         program.running = Some(program.begin(lab, Means::Ample));
         program.idle_descriptors = program.running().descriptors();
         program
@@ -97,6 +99,13 @@ impl Program {
         let flows = if means == Means::FewFlows { FEW_FLOWS } else { FLOWS };
         let arguments = ["--config", config.to_str().expect("a name"), "--max-flows", &flows.to_string()];
         Running::start(command, Some(&self.control()), &arguments, &[])
+    }
+
+    /// Reloads the configuration, one of two by turns.
+    pub fn reload(&self, turn: u32) {
+        let limits = self.configuration.replace("connect = 20", &format!("connect = {}", 20 + turn % 2));
+        fs::write(self.dir.path().join("longsplice.toml"), limits).expect("the configuration");
+        self.running().client(&["reload"]);
     }
 
     pub fn control(&self) -> PathBuf {
