@@ -104,7 +104,7 @@ fn a_stop_resets_the_hosts_of_released_flows(family: Family) {
 #[ignore = "root"]
 fn the_idle_limit_resets_the_hosts_of_released_flows(family: Family) {
     let (lab, listener) = lab(family);
-    let policy = Policy { idle_limit: Duration::from_secs(3), ..at_once() };
+    let policy = Policy { idle_limit: Duration::from_secs(3).into(), ..at_once() };
     let (f, pair) = released(&lab, family, &listener, policy);
     pair.are_reset();
     assert_eq!(f.ended(1)[0].how, EndReason::Idle);
@@ -115,8 +115,11 @@ fn the_idle_limit_resets_the_hosts_of_released_flows(family: Family) {
 #[ignore = "root"]
 fn the_idle_limit_is_for_copied_flows_too() {
     let (lab, listener) = lab(Family::V4);
-    let f =
-        start(&lab, Family::V4, Policy { when: SpliceWhen::Never, idle_limit: Duration::from_secs(3), ..at_once() });
+    let f = start(
+        &lab,
+        Family::V4,
+        Policy { when: SpliceWhen::Never, idle_limit: Duration::from_secs(3).into(), ..at_once() },
+    );
     let pair = Pair::open(&lab, Family::V4, &listener);
     pair.exchange();
     pair.are_reset();

@@ -345,7 +345,7 @@ fn resets_are_relayed_and_named() {
 fn idle_flows_are_ended() {
     let script = Script::opener(5).bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(8));
     let answer = Script::answerer().bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(8));
-    let mut r = start(Family::V4, Policy { idle_limit: Duration::from_secs(1), ..at_once() }, script, answer);
+    let mut r = start(Family::V4, Policy { idle_limit: Duration::from_secs(1).into(), ..at_once() }, script, answer);
     r.f.wait_state(FlowState::Spliced);
     let e = r.f.ended(1);
     assert_eq!(e[0].how, EndReason::Idle);
@@ -359,7 +359,7 @@ fn what_is_left_of_an_idle_flow_that_was_released_answers_its_hosts() {
     let hold = Duration::from_secs(4);
     let script = Script::opener(5).bytes(10_000).ending(Ending::Hold).deadline(hold);
     let answer = Script::answerer().bytes(10_000).ending(Ending::Hold).deadline(hold);
-    let idle_limit = Duration::from_secs(1);
+    let idle_limit = Duration::from_secs(1).into();
     let r = start(Family::V4, Policy { idle_limit, release_after: Some(Duration::ZERO), ..at_once() }, script, answer);
     r.f.wait_state(FlowState::Released);
     assert_eq!(r.f.ended(1)[0].how, EndReason::Idle);

@@ -565,6 +565,13 @@ impl Core {
         Action::End { how, forwarded: false }
     }
 
+    /// Has the flow look at its limits, which have changed, at its next timer.
+    pub fn look_at_limits(&mut self, now: Time) {
+        if let (State::Copying, Some(control)) = (self.state, &mut self.control) {
+            control.look_at_limits(now);
+        }
+    }
+
     /// Returns when a flow that was taken back is looked at next, while not everything that was forwarded is acknowledged.
     pub fn settles_at(&self) -> Option<Time> {
         self.control.as_ref().and_then(|control| control.settle_at).filter(|_| self.state == State::Copying)

@@ -253,6 +253,19 @@ impl Engine {
         true
     }
 
+    /// Has the tasks of flows look at their limits.
+    pub fn limits_changed(&self) {
+        let mut last = 0;
+        while let Some(flows) = self.page(last, 1000) {
+            last = flows[flows.len() - 1].id;
+            for flow in &flows {
+                if let FlowOwner::Task { orders, .. } = &*flow.owner() {
+                    let _ = orders.send(Order::Limits); // it may end at this moment
+                }
+            }
+        }
+    }
+
     /// Has the data path adopt the legs of a flow that is copied, without a splice.
     pub fn adopt(&self, id: u64) {
         let flow = self.flow(id);

@@ -81,8 +81,8 @@ pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]
 pub use taps::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 pub use types::{
-    Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, OnTrigger, PathRule, Policy,
-    RelayedMessage, SpliceWhen, Trigger,
+    Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, IdleLimit, Leftovers, Message, OnTrigger, PathRule,
+    Policy, RelayedMessage, SpliceWhen, Trigger,
 };
 
 /// The example in README.md compiles.

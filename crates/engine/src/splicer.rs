@@ -65,7 +65,7 @@ impl Default for OpenOptions {
             datapath: DatapathOptions::default(),
             source_ports: 10240..=28671,
             sources: Vec::new(),
-            recovered_idle_limit: Policy::default().idle_limit,
+            recovered_idle_limit: Policy::default().idle_limit.get(),
         }
     }
 }
@@ -324,6 +324,11 @@ impl Splicer {
         all.extend(earlier);
         all.truncate(most);
         all
+    }
+
+    /// Has all flows look at limits that have changed ([`IdleLimit`](crate::IdleLimit)): copied ones at once, the others within 30 s.
+    pub fn limits_changed(&self) {
+        self.engine().limits_changed();
     }
 
     /// Sends a command to a live flow. Returns false if there is no such flow.

@@ -6,7 +6,16 @@ use crate::{
 };
 use bytes::Bytes;
 use longsplice_datapath::{Pair, Side};
-use std::{borrow::Cow, fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 /// When a relayed pair of connections is spliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +157,31 @@ impl TryFrom<WrittenPathRule> for PathRule {
     }
 }
 
+/// A time limit that may change while flows have it: clones of it change with it. After [`IdleLimit::set`],
+/// [`Splicer::limits_changed`](crate::Splicer::limits_changed) tells the flows.
+#[derive(Clone, Debug)]
+pub struct IdleLimit(Arc<AtomicU64>);
+
+impl IdleLimit {
+    /// Returns the limit. Resolution: a millisecond.
+    pub fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Relaxed))
+    }
+
+    /// Changes the limit.
+    pub fn set(&self, limit: Duration) {
+        self.0.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Relaxed);
+    }
+}
+
+impl From<Duration> for IdleLimit {
+    fn from(limit: Duration) -> IdleLimit {
+        let new = IdleLimit(Arc::default());
+        new.set(limit);
+        new
+    }
+}
+
 /// Treatment of relayed flows; one per listener. Minor releases add fields: write `..Policy::default()` after those you set.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -172,7 +206,7 @@ pub struct Policy {
     pub on_trigger: Option<OnTrigger>,
     /// Reset a flow, copied or forwarded, after this time without a byte in either direction. Noticed within a
     /// second while the flow is copied, and within an eighth of the limit, 30 s at most, while it is forwarded.
-    pub idle_limit: Duration,
+    pub idle_limit: IdleLimit,
     /// While the flow is copied, probe a host that has been silent for this time (RFC 9293, 3.8.4), and give it up if it has
     /// not answered after the same time again. Whole seconds, 1 to 32767. The hosts of a forwarded flow may probe each other.
     pub keepalive: Option<Duration>,
@@ -203,7 +237,7 @@ impl Default for Policy {
             keeps_sockets: false,
             trigger: None,
             on_trigger: None,
-            idle_limit: Duration::from_secs(2 * 3600),
+            idle_limit: Duration::from_secs(2 * 3600).into(),
             keepalive: None,
             tally: Arc::default(),
         }

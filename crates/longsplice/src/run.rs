@@ -159,7 +159,7 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
         options.datapath.hold_ring = 0;
     }
     // the longest of all: the listener of a recovered flow is not known
-    if let Some(limit) = config.listeners.iter().map(|l| l.policy.idle_limit).max() {
+    if let Some(limit) = config.listeners.iter().map(|l| l.policy.idle_limit.get()).max() {
         options.recovered_idle_limit = limit;
     }
     memory::warn_if_small(options.datapath.max_flows);

@@ -290,6 +290,27 @@ fn limits_in_number_count_those_who_are_there() {
     assert!(is_reset(at), "all listeners together");
 }
 
+/// Also one that began two configurations ago, and not those of another listener that has the same policy.
+#[test]
+fn idle_limits_reach_live_connections() {
+    let echo = loopback_echo();
+    let limit = |first: u32, second: u32| {
+        let policy = |limit| format!("policy.idle_limit = {limit}");
+        plug("first", &echo, &policy(first)) + &plug("second", &echo, &policy(second))
+    };
+    let site = Site::new(&limit(7200, 7200));
+    let mut clients = ["first", "second"].map(|name| connect(site.at(name)));
+    clients.iter_mut().for_each(|client| round_trip(client, b"hello"));
+    site.reload(&limit(3600, 7200));
+    let [first, second] = &mut clients;
+    round_trip(first, b"it goes on");
+    site.reload(&limit(1, 7200));
+    let end = first.read(&mut [0]);
+    assert!(end.as_ref().is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "{end:?}");
+    round_trip(second, b"it goes on");
+    site.proxy.wait_line(&["name=first", "how=idle"]);
+}
+
 #[test]
 fn the_log_goes_elsewhere_with_live_connections_too() {
     let echo = loopback_echo();

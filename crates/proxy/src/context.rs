@@ -214,6 +214,8 @@ pub struct Front {
     pub(crate) associations: Arc<Counted>,
     pub(crate) binds: Arc<Counted>,
     counted: Arc<Counted>,
+    /// The idle limit of the configuration. Connections of earlier ones share that of the policy.
+    idle_limit: Duration,
     pub(crate) summed: Arc<Summed>,
 }
 
@@ -227,8 +229,12 @@ impl Front {
     ) -> Front {
         listener.rules.follow(before.map(|before| &before.listener.rules));
         listener.protocol.follow(before.map(|before| &before.listener.protocol));
+        // in force once it takes effect, for live connections as well
+        let idle_limit = listener.policy.idle_limit.get();
+        listener.policy.idle_limit = idle_limit.into();
         if let Some(before) = before {
             listener.policy.tally = before.listener.policy.tally.clone();
+            listener.policy.idle_limit = before.listener.policy.idle_limit.clone();
         }
         let on_trigger = listener.policy.trigger.map(|_| shared.triggers.on_data(&listener.triggers, &opened.taps));
         let policy = Arc::new(Policy { on_trigger, ..listener.policy.clone() });
@@ -248,12 +254,14 @@ impl Front {
             binds: counts(|front| &front.binds),
             counted: counts(|front| &front.counted),
             summed: before.map_or_else(Arc::default, |before| before.summed.clone()),
+            idle_limit,
             listener,
         }
     }
 
-    /// Puts its limits of connections in force.
+    /// Puts its limits of connections in force, and its idle limit.
     pub(crate) fn take_effect(&self) {
+        self.policy.idle_limit.set(self.idle_limit);
         let limits = &self.listener.limits;
         self.counted.limit(limits.connections.unwrap_or(u32::MAX), limits.connections_per_client);
         if let Some(commands) = self.listener.socks() {

@@ -369,7 +369,7 @@ impl Session<'_> {
         loop {
             let limit = match self.state.phase {
                 _ if *self.stop.borrow() => LOOK,
-                Phase::Server => self.front.policy.idle_limit,
+                Phase::Server => self.front.policy.idle_limit.get(),
                 Phase::Name | Phase::Password { .. } => self.front.listener.limits.keep_alive,
             };
             match self.hear(Hear::All, None, limit, None).await? {

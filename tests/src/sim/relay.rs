@@ -169,7 +169,7 @@ impl Relay {
             path: PathRule::Any,
             drain_limit: Duration::from_micros(habits.drain_limit),
             release_after: None,
-            idle_limit: NEVER,
+            idle_limit: NEVER.into(),
             ..Policy::default()
         };
         Relay {

@@ -326,7 +326,9 @@ mod tests {
         ids.drain(..10).for_each(|id| records.remove(id));
         let records = records.next();
         assert_eq!(records.left().len(), ids.len());
-        (0..10).for_each(|_| drop(records.put(&long).unwrap()));
+        for _ in 0..10 {
+            records.put(&long).unwrap();
+        }
         assert!(records.put(&long).is_err());
         assert_eq!(records.next().left().len(), SLOTS as usize / 2);
     }

@@ -129,7 +129,7 @@ impl Relay {
                     engine.tell_some_time(KeeperMessage::Command(flow.id, command));
                     soon = true;
                 }
-                Order::Adopt => {} // it is
+                Order::Adopt | Order::Limits => {} // it is, and they are
                 #[cfg(feature = "taps")]
                 Order::Tap(..) => {}
             }
@@ -211,6 +211,10 @@ impl Relay {
             s = stopped(stop), if core.heeds_stop(monotonic()) => Event::Stop { leave: s == Stop::Leave },
             c = order(orders), if core.takes_commands() => match c {
                 Order::Command(command) => Event::Command(command),
+                Order::Limits => {
+                    core.look_at_limits(monotonic());
+                    return None; // its timer is due now
+                }
                 Order::Adopt if state == State::Copying => return self.adopt(),
                 Order::Adopt => return None,
                 #[cfg(feature = "taps")]

@@ -196,6 +196,11 @@ impl Control {
         side.filter(|_| self.lost_since.is_some_and(|since| now >= since + UNDER_WAY_BEHIND))
     }
 
+    /// Has the next tick look at the limits.
+    pub fn look_at_limits(&mut self, now: Time) {
+        self.tick_at = self.tick_at.min(now);
+    }
+
     /// Returns the time since both streams have ended.
     pub fn has_closed_for(&self, now: Time) -> Duration {
         now.saturating_sub(self.moved.1)
@@ -298,7 +303,7 @@ impl Core {
         let control = self.control.as_mut().expect("not forwarded");
         control.moved = (control.copied(), cx.now);
         control.began.1 = control.began.1.min(cx.now);
-        (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit);
+        (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit.get());
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
             _ if control.wanted || pays => 0,
@@ -344,10 +349,10 @@ impl Core {
             control.counts = control.copied() != control.moved.0;
             if control.counts {
                 (control.moved, control.tick_at) = ((control.copied(), cx.now), cx.now + COUNT_EVERY);
-            } else if cx.now >= control.moved.1 + cx.policy.idle_limit {
+            } else if cx.now >= control.moved.1 + cx.policy.idle_limit.get() {
                 return self.end(cx, EndReason::Idle);
             } else {
-                control.tick_at = control.moved.1 + cx.policy.idle_limit;
+                control.tick_at = control.moved.1 + cx.policy.idle_limit.get();
             }
         }
         self.proceed(cx)

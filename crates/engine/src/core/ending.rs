@@ -33,7 +33,7 @@ impl Core {
             None => State::Closing,
         };
         // a slow host may take that long for what its socket still holds
-        let patience = cx.policy.idle_limit.max(CLOSING);
+        let patience = cx.policy.idle_limit.get().max(CLOSING);
         let control = self.control_mut();
         (control.heard, control.moved, control.until) = (false, (u64::MAX, cx.now), cx.now + patience);
         Action::Look

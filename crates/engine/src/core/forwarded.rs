@@ -175,9 +175,9 @@ impl Core {
     /// Returns how long the hosts may wait for something whose event was lost.
     pub fn patience(&self, policy: &Policy) -> Duration {
         match policy.trigger {
-            Some(Trigger::Idle(after)) => after.min(policy.idle_limit),
-            _ if self.waits(policy) => PATIENCE.min(policy.idle_limit),
-            _ => policy.idle_limit,
+            Some(Trigger::Idle(after)) => after.min(policy.idle_limit.get()),
+            _ if self.waits(policy) => PATIENCE.min(policy.idle_limit.get()),
+            _ => policy.idle_limit.get(),
         }
     }
 
@@ -302,7 +302,9 @@ impl Core {
                 self.stay |= self.message.is_none();
                 return self.take_back(cx, None);
             }
-            Ok(Life::Idle(after)) if after >= cx.policy.idle_limit => return self.end_forwarded(cx, EndReason::Idle),
+            Ok(Life::Idle(after)) if after >= cx.policy.idle_limit.get() => {
+                return self.end_forwarded(cx, EndReason::Idle);
+            }
             Ok(Life::Idle(after)) => {
                 let is_trigger = matches!(cx.policy.trigger, Some(Trigger::Idle(t)) if after >= t);
                 if is_trigger && !has_fragments(paths) {

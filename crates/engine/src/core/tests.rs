@@ -163,7 +163,7 @@ fn what_is_copied_ends_as_its_connections_do() {
 
 #[test]
 fn a_silent_flow_ends_at_its_idle_limit_and_one_that_moves_does_not() {
-    let mut flow = Flow::new(Policy { idle_limit: 10 * SECOND, ..Policy::default() }, None);
+    let mut flow = Flow::new(Policy { idle_limit: (10 * SECOND).into(), ..Policy::default() }, None);
     flow.on(Event::Attended(true));
     assert_eq!(flow.core.timer(), Some(flow.now + 10 * SECOND));
     flow.copy(Side::Server, 10);
@@ -465,7 +465,7 @@ fn fins_that_nobody_acknowledges_are_not_waited_for_for_ever() {
     flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false });
     flow.on(Event::Attended(true));
     assert!(matches!(flow.on(Event::Copied), Action::Look));
-    flow.now += flow.policy.idle_limit - SECOND;
+    flow.now += flow.policy.idle_limit.get() - SECOND;
     assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Wait), "a host may be slow");
     flow.now += SECOND;
     ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::Idle, false);
@@ -546,7 +546,7 @@ fn a_forwarded_flow_ends_as_its_hosts_do() {
 
 #[test]
 fn a_forwarded_flow_that_is_idle_ends_and_one_that_moves_does_not() {
-    let mut flow = Flow::released(Policy { idle_limit: 10 * SECOND, ..Policy::default() });
+    let mut flow = Flow::released(Policy { idle_limit: (10 * SECOND).into(), ..Policy::default() });
     flow.now += 9 * SECOND;
     let moved = with(|p| (p.flags, p.end) = (PathFlags::SPLICED, 1));
     assert!(matches!(flow.seen(Why::Look, moved), Action::Wait));
@@ -556,7 +556,7 @@ fn a_forwarded_flow_that_is_idle_ends_and_one_that_moves_does_not() {
     ends(&flow.seen(Why::Look, moved), EndReason::Idle, true);
 
     // the sockets inform the hosts
-    let mut flow = Flow::spliced(Policy { idle_limit: 10 * SECOND, ..Policy::default() });
+    let mut flow = Flow::spliced(Policy { idle_limit: (10 * SECOND).into(), ..Policy::default() });
     flow.see(Why::Look);
     flow.now += 10 * SECOND;
     assert!(matches!(flow.see(Why::Look), Action::Unsplice { away: Some(_) }));
@@ -580,7 +580,7 @@ fn a_flow_that_came_back_has_its_idle_limit_again() {
     flow.taken_back();
     flow.on(Event::Attended(true));
     assert!(!flow.core.has_moved());
-    flow.now += flow.policy.idle_limit;
+    flow.now += flow.policy.idle_limit.get();
     assert_eq!(flow.core.timer(), Some(flow.now));
     ends(&flow.on(Event::Timer), EndReason::Idle, false);
 }
@@ -656,7 +656,7 @@ fn triggers_take_a_flow_back() {
 #[test]
 fn hosts_that_wait_for_a_lost_event_do_not_wait_for_the_idle_limit() {
     let patience = |trigger, idle_limit, message| {
-        let policy = Policy { trigger, idle_limit, ..Policy::default() };
+        let policy = Policy { trigger, idle_limit: Duration::into(idle_limit), ..Policy::default() };
         Flow::new(policy.clone(), message).core.patience(&policy)
     };
     let hour = 3600 * SECOND;

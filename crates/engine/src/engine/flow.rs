@@ -132,6 +132,8 @@ pub(crate) enum FlowOwner {
 /// What a task is told.
 pub(crate) enum Order {
     Command(Command),
+    /// Look at limits that have changed.
+    Limits,
     /// Have the data path adopt the legs that it does not know.
     Adopt,
     /// Copy all bytes from now on to the tap that this makes, unless another one has them, and say so. If the flow is not copied any

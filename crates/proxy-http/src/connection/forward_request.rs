@@ -268,7 +268,7 @@ impl Row<'_> {
         let request = routed.request;
         let last = !self.may_go_on(request);
         let limits = &self.limits_of(routed);
-        let idle = self.front.policy.idle_limit;
+        let idle = self.front.policy.idle_limit.get();
         let Some(Held { target, stream: server, reused, lease }) = &mut self.server else { return End::Stale };
         let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.member.habit);
         record.server = Some(server.leg.remote());

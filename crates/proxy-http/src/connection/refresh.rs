@@ -64,7 +64,7 @@ impl Row<'_> {
         found.ask(&mut head);
         let (splicer, limits) = (self.shared().splicer.clone(), self.front.listener.limits.clone());
         let (cache, mut stop) = (cache.clone(), self.shared().stop.clone());
-        let idle = self.front.policy.idle_limit;
+        let idle = self.front.policy.idle_limit.get();
         tokio::spawn(async move {
             let asked = ask(&cache, again, (&splicer, server), head, (&limits, idle));
             tokio::select! {

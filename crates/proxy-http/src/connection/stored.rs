@@ -216,7 +216,7 @@ impl Row<'_> {
         block.splice(..0, changes.in_reply(changes.undo(forward::response(&head, &back)), head.status));
         cache.count(count);
         (record.cache, record.status, record.server) = (Some(word), Some(head.status), Some(meta.server));
-        let idle = self.front.policy.idle_limit;
+        let idle = self.front.policy.idle_limit.get();
         loop {
             let written = timeout(idle, self.client.write_all(&block)).await;
             match written.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {

@@ -295,7 +295,7 @@ impl Keys for Policy {
             PolicyKey::Hold => self.hold = table.next_value()?,
             PolicyKey::DrainLimit => self.drain_limit = table.next_value::<Seconds>()?.0,
             PolicyKey::ReleaseAfter => self.release_after = table.next_value::<SecondsOrNever>()?.0,
-            PolicyKey::IdleLimit => self.idle_limit = table.next_value::<Seconds>()?.0,
+            PolicyKey::IdleLimit => self.idle_limit = table.next_value::<Seconds>()?.0.into(),
             PolicyKey::Keepalive => self.keepalive = Some(table.next_value::<Keepalive>()?.0),
         }
         Ok(())

@@ -184,7 +184,7 @@ fn the_page_has_the_right_defaults() {
         ("Policy", "hold", policy.hold.to_string()),
         ("Policy", "drain_limit", seconds(policy.drain_limit)),
         ("Policy", "release_after", seconds(policy.release_after.unwrap())),
-        ("Policy", "idle_limit", seconds(policy.idle_limit)),
+        ("Policy", "idle_limit", seconds(policy.idle_limit.get())),
         ("Limits", "handshake", seconds(limits.handshake)),
         ("Limits", "resolve", seconds(limits.resolve)),
         ("Limits", "connect", seconds(limits.connect)),

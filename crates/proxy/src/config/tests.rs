@@ -111,7 +111,7 @@ fn whole_file() {
     assert_eq!((deny.action, deny.client.len(), deny.ports[0].last), (Action::Deny, 1, 25));
     let p = &socks.policy;
     assert_eq!((p.when, p.path, p.hold, p.release_after), (SpliceWhen::AtOnce, PathRule::Any, true, None));
-    assert_eq!((p.drain_limit, p.idle_limit), (Duration::from_millis(2500), Duration::from_secs(60)));
+    assert_eq!((p.drain_limit, p.idle_limit.get()), (Duration::from_millis(2500), Duration::from_secs(60)));
     assert_eq!(p.keepalive, Some(Duration::from_secs(30)));
     assert_eq!(
         (plug.policy.when, plug.policy.path),

@@ -129,7 +129,7 @@ impl SourceFile<'_> {
             }
             (None, None, Some(idle), None) => {
                 let (at, Seconds(after)) = (idle.span(), idle.into_inner());
-                if after >= of.policy.idle_limit {
+                if after >= of.policy.idle_limit.get() {
                     let cure = "such a connection has ended by then (idle_limit of the policy): write less";
                     return Err(self.wrong(at, cure));
                 }

@@ -77,7 +77,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
 /// Checks the first bytes of both hosts before the relay. What was begun and cannot go on is reset, so that it looks incomplete.
 async fn open(live: Live, started: Instant, front: &Front, mut client: Leg, mut ready: Ready, mut record: Record) {
     record.server = Some(ready.server.remote());
-    let (of, idle) = (&front.listener.first_bytes, front.policy.idle_limit);
+    let (of, idle) = (&front.listener.first_bytes, front.policy.idle_limit.get());
     let checked = unless_stopped(&live, opening::check(of, &mut client, &mut ready, idle)).await;
     let passed = match checked {
         Some((Ok(()), passed)) => passed,

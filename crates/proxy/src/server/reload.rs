@@ -6,7 +6,7 @@
 //!
 //! A listener keeps its socket, with all clients in its queue, as long as its address is the same. Its counts, limits in number
 //! and failed logins go on as long as its name is the same. Connections keep the [`Front`] with which they began; each new one
-//! takes the front that its listener has at that moment ([`Fronts`](crate::context::Fronts)).
+//! takes the front that its listener has at that moment ([`Fronts`](crate::context::Fronts)). Idle limits reach them all.
 
 use super::{Door, Server, State, bind, listening, lock, taps};
 use crate::{
@@ -166,6 +166,7 @@ impl Server {
         log.into_iter().for_each(|log| self.shared.log.switch_to(log));
         state.config = config;
         self.tend(state);
+        self.shared.splicer.limits_changed();
         state.doors.iter_mut().filter(|door| door.is_new()).for_each(Door::accept);
         (gone, reloaded)
     }

@@ -296,7 +296,7 @@ fn a_reset_behind_lost_bytes_reaches_the_other_host_though_both_streams_have_end
     assert!(matches!(flow.on(Event::Stop { leave: false }), Action::Wait), "it is about to end");
     let (end, after) = looked(&mut flow, still_forwarded);
     ends(&end, EndReason::Idle, false);
-    assert!(after >= flow.policy.idle_limit);
+    assert!(after >= flow.policy.idle_limit.get());
     // commands, a stop, and connections that are gone
     ends(&closing().on(Event::Command(Command::Reset)), EndReason::Stopped, false);
     let mut flow = closing();

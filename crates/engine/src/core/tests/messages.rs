@@ -90,7 +90,7 @@ fn a_message_ends_without_its_connections() {
         ends(&flow.on(failures::outstanding(left)), EndReason::ClientReset, false);
     }
     let mut flow = settling();
-    flow.now += flow.policy.idle_limit;
+    flow.now += flow.policy.idle_limit.get();
     let at = Switched { phase: Pair::both(Phase::ToLocal), ..Switched::default() };
     ends(&flow.on(Event::Looked(Ok(Box::new(at)))), EndReason::Idle, false);
 }
