@@ -33,6 +33,12 @@ struct Transfer {
     questions: usize,
 }
 
+/// Whether this is a reply to a command whose transfer has failed. Some servers reply to ABOR before they do so to that command; they
+/// refuse ABOR by 5xx with a zero in the middle.
+fn is_failure(code: u16) -> bool {
+    code >= 400 && !(500..510).contains(&code)
+}
+
 impl Session<'_> {
     /// Makes the data connections, passes the command on, and replies until all is said.
     pub(super) async fn transfer(&mut self, command: &Command) -> Result<(), Next> {
@@ -122,6 +128,8 @@ impl Session<'_> {
                 transfer.replies -= 1;
                 if !std::mem::replace(&mut transfer.is_over, true) {
                     self.is_over(transfer, code).await;
+                } else if is_failure(code) {
+                    transfer.line.change(|record| record.status = Some(code));
                 }
             }
         }
