@@ -1,8 +1,9 @@
 //! FTP of hosts that know of no proxy (`transparent = true`), and of servers that see the client's address (`source = "client"`),
-//! with real servers and clients. Needs root and eBPF, and fails without; Debian packages: curl, lftp, python3, vsftpd.
+//! with real servers and clients. Needs root and eBPF, and fails without; Debian packages: curl, lftp, python3, and those of the servers.
 
 use crate::{
-    ftp::{PORT, Place, Server, WAYS, connect_from, done, front, listener, number, same},
+    ftp::{PORT, Place, WAYS, connect_from, done, front, listener, number, same},
+    ftp_servers::Server,
     ftp_talk::Talk,
     running::{AT_ONCE, Pins, Setting, round_trip, translucent::transparent},
 };
@@ -108,18 +109,25 @@ fn every_mode_and_family(source: &str) {
 #[test]
 #[ignore = "root"]
 fn a_known_proxy_whose_server_sees_the_client() {
-    let place = Place::new(Server::Vsftpd);
+    let mut place = Place::new(Server::Vsftpd);
     let (bytes, upload) = (place.file("file", 3, SIZE), vec![7; SIZE]);
-    for data in ["passive", "active"] {
+    let servers = [
+        (Server::Vsftpd, "passive"),
+        (Server::Vsftpd, "active"),
+        (Server::Proftpd, "as-client"),
+        (Server::PureFtpd, "as-client"),
+    ];
+    for (server, data) in servers {
+        place.serve(server);
         let more = format!("source = \"client\"\nftp.data = \"{data}\"");
         let config: String = Family::BOTH.map(|family| listener(family, family, 2200, &more)).concat();
         let (mut proxy, pins) = place.proxy(&config);
         let _tpot = Pins::of_tpot(&place.lab.forwarder);
         for family in Family::BOTH {
             for (number, (way, _)) in WAYS.iter().enumerate().filter(|(_, (_, only))| !only || family == Family::V4) {
-                let name = format!("{data}-{family:?}-{number}");
+                let name = format!("{server:?}-{data}-{family:?}-{number}");
                 let files = [("file", &bytes[..]), (&name[..], &upload[..])];
-                place.exchange(front(family, 2200), way, files, &format!("{family:?}, {data}, {way:?}"));
+                place.exchange(front(family, 2200), way, files, &format!("{server:?}, {family:?}, {data}, {way:?}"));
             }
         }
         proxy.end(&pins);

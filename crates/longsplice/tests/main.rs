@@ -15,6 +15,7 @@ mod first_bytes;
 mod ftp;
 mod ftp_edge;
 mod ftp_hostile;
+mod ftp_servers;
 mod ftp_talk;
 mod http;
 mod http_bodies;
