@@ -273,7 +273,10 @@ impl Decoder {
     /// Adds received bytes, all of which [`Decoder::next`] has to read before the next ones.
     pub fn add(&mut self, coded: &[u8]) {
         if let (0, Source::Brotli(_), Some(first)) = (self.read, &self.source, coded.first()) {
-            self.window.shorten(brotli_window(*first));
+            match brotli_window(*first) {
+                Some(length) => self.window.shorten(length),
+                None => self.source = Source::Failed(BadContent::Corrupt),
+            }
         }
         self.read += coded.len() as u64;
         if let Some(input) = self.input() {
@@ -372,15 +375,17 @@ impl Decoder {
     }
 }
 
-/// Returns the length of the window by the first byte of a stream (RFC 7932, 9.1).
-fn brotli_window(first: u8) -> u64 {
+/// Returns the length of the window by the first byte of a stream (RFC 7932, 9.1). None: it has no such one. The decoder would take
+/// that for a sign of "large windows", of up to 1 GB, which are no part of the coding.
+fn brotli_window(first: u8) -> Option<u64> {
     let bits = match (first & 1, first >> 1 & 7, first >> 4 & 7) {
         (0, ..) => 16,
         (_, 0, 0) => 17,
+        (_, 0, 1) => return None,
         (_, 0, more) => 8 + more,
         (_, more, _) => 17 + more,
     };
-    1 << bits
+    Some(1 << bits)
 }
 
 /// Puts a coding on one body.

@@ -127,6 +127,31 @@ fn zstd_with_a_long_window_is_refused() {
     }
 }
 
+/// RFC 7932 has windows of up to 16 MB; what encoders call large ones is a format of its own, and takes up to 1 GB.
+#[test]
+fn br_with_a_large_window_is_refused() {
+    for window in 10..=30 {
+        let is_large = window > 24;
+        let params = brotli::enc::BrotliEncoderParams {
+            quality: 1,
+            lgwin: window,
+            large_window: is_large,
+            ..brotli::enc::BrotliEncoderParams::default()
+        };
+        let mut encoder = brotli::CompressorWriter::with_params(Vec::new(), 4096, &params);
+        encoder.write_all(&text()).unwrap();
+        let coded = encoder.into_inner();
+        let want = if is_large { Err(BadContent::Corrupt) } else { Ok(text()) };
+        for size in [1, 1000] {
+            assert!(decoded(Coding::Brotli, &coded, size, Expansion::default()) == want, "{window}");
+        }
+        // before any memory is taken for it
+        let mut decoder = Decoder::new(Coding::Brotli, Expansion::default()).unwrap();
+        decoder.add(&coded[..1]);
+        assert_eq!(decoder.next(&mut Vec::new()).is_err(), is_large, "{window}");
+    }
+}
+
 #[test]
 fn members_of_gzip_follow_each_other() {
     let two = [coded(Coding::Gzip, b"one ", 10, false), coded(Coding::Gzip, b"two", 10, false)].concat();
