@@ -4,7 +4,7 @@ use crate::{
     origin::Origin,
     proxying::{LIMIT, Proxy},
 };
-use longsplice_proxy::counters::cache::CacheValues;
+use longsplice_proxy::{Purge, counters::cache::CacheValues};
 use std::{
     net::SocketAddr,
     sync::{
@@ -15,7 +15,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::Notify,
     task::JoinSet,
     time::{sleep, timeout},
@@ -261,6 +261,45 @@ async fn purge() {
         assert_eq!(status(&ask(&proxy, "PURGE", "").await), want, "a method like others, unless clients are named");
         assert_eq!(server.seen().len(), usize::from(want == "200"));
     }
+}
+
+/// An operator's removal looks at a part of one cache at a time, and comes to all of them.
+#[tokio::test]
+async fn a_removal_comes_to_all_caches() {
+    let server = origin(&[FRESH, FRESH]).await;
+    let second = "[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:0\"\n[listener.cache]\ndir = \"other\"\n\
+                  [[listener.route]]\npool = \"p\"\n";
+    let route = "[[listener.route]]\npool = \"p\"\n";
+    let pool = format!("[pool.p]\nservers = [\"{}\"]\n", server.addr);
+    let proxy = Proxy::start("http", &format!("[listener.cache]\ndir = \"cache\"\n{route}{second}{pool}")).await;
+    let request = b"GET /x HTTP/1.1\r\nHost: site.example\r\nConnection: close\r\n\r\n";
+    let fill = async |n| {
+        for front in proxy.server.listen_addrs() {
+            let mut client = TcpStream::connect(front).await.unwrap();
+            client.write_all(request).await.unwrap();
+            let mut reply = String::new();
+            timeout(LIMIT, client.read_to_string(&mut reply)).await.unwrap().unwrap();
+            assert_eq!(body(&reply), "new");
+        }
+        until(&proxy, "stored", |v| v.cache_stored == n).await;
+    };
+    let remove = |url: &str, below| {
+        let mut what = Purge { url: url.into(), below, after: None };
+        let (mut removed, mut asked) = (0, 0);
+        loop {
+            let one = proxy.server.purge(&what);
+            (removed, asked) = (removed + one.removed, asked + 1);
+            match one.after {
+                Some(_) => what.after = one.after,
+                None => return (removed, asked),
+            }
+        }
+    };
+    fill(2).await;
+    assert_eq!(remove("http://site.example/y", false), (0, 2));
+    assert_eq!(remove("http://site.example/x", false), (2, 2));
+    assert_eq!(remove("http://site.example/", true), (0, 2));
+    assert_eq!(proxy.server.counters().cache.cache_entries, 0);
 }
 
 /// Servers do not know who asks, so all users of a site get the same replies.
