@@ -321,6 +321,37 @@ async fn a_program_without_an_answer_ends_with_all_that_it_has_started() {
     timeout(LIMIT, over).await.expect("it has ended");
 }
 
+/// Clients cannot start as many processes as they like: others wait for their turn.
+#[tokio::test]
+async fn few_programs_run_at_once() {
+    const CLIENTS: usize = 32;
+    const AT_ONCE: usize = 8;
+    let dir = tempfile::tempdir().unwrap();
+    let text = "cd \"${0%/*}\"; : > running-$$; ls | grep -c running- >> counts; while [ ! -e go ]; do sleep 0.01; done\n\
+                rm running-$$";
+    let check = program(&dir, text);
+    let proxy = Proxy::start("login", &format!("login = {{ free = true, check.program = \"{check}\" }}\n{OPEN}")).await;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut client = proxy.connect().await;
+        client.write_all(b"ann\npw\n").await.unwrap();
+        clients.push(client);
+    }
+    let counts = || fs::read_to_string(dir.path().join("counts")).unwrap_or_default();
+    let started = async {
+        while counts().lines().count() < AT_ONCE {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LIMIT, started).await.expect("so many run");
+    fs::write(dir.path().join("go"), "").unwrap();
+    for client in &mut clients {
+        until(client, "host: ").await;
+    }
+    let counts: Vec<usize> = counts().lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!((counts.len(), counts.iter().max()), (CLIENTS, Some(&AT_ONCE)), "{counts:?}");
+}
+
 #[tokio::test]
 async fn another_process_knows_the_users() {
     let dir = tempfile::tempdir().unwrap();
