@@ -232,6 +232,7 @@ fn servers_that_refuse_and_servers_that_do_not(handshake: &str, source: &str) {
         drop(client);
         proxy.wait_line(&[&at.to_string(), "splices=1"]);
     }
+    assert_eq!(proxy.count("proxy", "unreachable"), 2);
     proxy.shut_down();
 }
 

@@ -13,11 +13,17 @@ use longsplice_lab::{
     topology::{CLIENT_SECOND, SERVER, SERVER_SECOND},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use nix::sys::signal::Signal;
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::Signal,
+        socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, socket},
+    },
+};
 use std::{
-    fs,
     io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
+    os::fd::AsRawFd,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -217,9 +223,7 @@ fn full_tables(source: &str) {
 #[ignore = "root"]
 fn a_burst_onto_full_tables() {
     let (here, mut proxy, at) = small("own");
-    proxy.signal(Signal::SIGSTOP);
-    let stat = format!("/proc/{}/stat", proxy.id());
-    eventually("the program stands still", || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(()));
+    proxy.stand_still();
     let clients: Vec<TcpStream> = (0..40).map(|_| here.connect(at)).collect();
     proxy.signal(Signal::SIGCONT);
     let broken: Vec<_> = clients.into_iter().filter_map(|mut client| talk(&mut client).err()).collect();
@@ -227,6 +231,72 @@ fn a_burst_onto_full_tables() {
     assert!((8..40).contains(&broken.len()), "{}", broken.len());
     assert_eq!(proxy.count("proxy", "unheard"), broken.len() as u64);
     assert!(proxy.count("verdicts", "table-full") > 0, "{}", proxy.counters());
+    proxy.shut_down();
+}
+
+/// Begins connections from the client's host, all at once.
+fn connect_all(here: &Setting, at: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let begin = || {
+        let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(family, SockType::Stream, flags, None).unwrap();
+        let begun = nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(at));
+        assert!(matches!(begun, Ok(()) | Err(Errno::EINPROGRESS)), "{begun:?}");
+        let stream = TcpStream::from(socket);
+        stream.set_nonblocking(false).unwrap();
+        stream
+    };
+    here.lab.client.run(|| (0..count).map(|_| begin()).collect())
+}
+
+/// Clients that come all at once are all served, with SYN cookies, too: none is lost, routed on, or waits for ever.
+#[test_case("basic", "own", Family::V4, "1"; "basic")]
+#[test_case("basic", "client", Family::V6, "2"; "basic, v6, cookies")]
+#[test_case("pipelined", "client", Family::V4, "1"; "pipelined")]
+#[test_case("confirm", "own", Family::V6, "1"; "confirm, v6")]
+#[ignore = "root"]
+fn a_burst_is_served(handshake: &str, source: &str, family: Family, cookies: &str) {
+    const CLIENTS: usize = 400; // with the server's sockets, fewer than 1024
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    lab.forwarder.sysctl("net.ipv4.tcp_syncookies", cookies).unwrap();
+    let more = format!("source = \"{source}\"\nhandshake = \"{handshake}\"\n{AT_ONCE}");
+    let here = translucent_at(lab, &transparent("plug", PORT, &more));
+    let at = SERVER.port(family, PORT);
+    here.echo(at);
+    let mut proxy = here.start();
+    let mut clients = connect_all(&here, at, CLIENTS);
+    clients.iter_mut().for_each(|client| talk(client).unwrap());
+    clients.iter_mut().for_each(|client| talk(client).unwrap());
+    let counts = ["accepted", "left_alone", "unheard"].map(|name| proxy.count("proxy", name));
+    assert_eq!(counts, [CLIENTS as u64, 0, 0]);
+    drop(clients);
+    proxy.shut_down();
+}
+
+/// Clients that come while nobody looks, and find the listener's queue full, are routed on; the others are served afterwards.
+#[test]
+#[ignore = "root"]
+fn a_burst_onto_a_full_queue() {
+    const CLIENTS: usize = 100;
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    lab.forwarder.sysctl("net.core.somaxconn", "16").unwrap();
+    let here = translucent_at(lab, &transparent("plug", PORT, AT_ONCE));
+    let at = SERVER.port(Family::V4, PORT);
+    here.echo(at);
+    let mut proxy = here.start();
+    proxy.stand_still();
+    let mut clients = connect_all(&here, at, CLIENTS);
+    eventually("connections", || clients.iter().all(|client| client.peer_addr().is_ok()).then_some(()));
+    proxy.signal(Signal::SIGCONT);
+    clients.iter_mut().for_each(|client| talk(client).unwrap());
+    let taken = proxy.count("proxy", "accepted");
+    assert!((8..CLIENTS as u64).contains(&taken), "{taken}");
+    assert!(proxy.count("tpot", "unanswered") >= CLIENTS as u64 - taken, "{}", proxy.counters());
+    // there is room again
+    clients.extend(connect_all(&here, at, 8));
+    clients.iter_mut().for_each(|client| talk(client).unwrap());
+    assert_eq!(proxy.count("proxy", "accepted"), taken + 8);
+    drop(clients);
     proxy.shut_down();
 }
 

@@ -244,6 +244,13 @@ impl Running {
         self.child.signal(signal).unwrap();
     }
 
+    /// Stops the proxy by SIGSTOP, and waits until it stands still.
+    pub fn stand_still(&self) {
+        self.signal(Signal::SIGSTOP);
+        let stat = format!("/proc/{}/stat", self.id());
+        eventually("the program stands still", || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(()));
+    }
+
     /// Kills the proxy with SIGKILL; harmless if it has exited.
     pub fn kill(&mut self) {
         self.child.kill();
