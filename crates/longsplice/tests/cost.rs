@@ -2,13 +2,21 @@
 //! Times would depend on the machine; counts hardly do. They are the best of some rounds, because others use it, too.
 
 use crate::running::{self, LONGSPLICE, Pins, Running, connect, eventually};
-use longsplice_lab::{Family, Lab, Shape, calls::SystemCalls, topology};
-use nix::libc::SYS_bpf;
+use longsplice_lab::{
+    Family, Lab, Shape,
+    calls::SystemCalls,
+    topology,
+    traffic::{self, Script},
+};
+use nix::{
+    libc::{SYS_bpf, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto},
+    sys::signal::Signal,
+};
 use std::{
     collections::BTreeMap,
     fs,
     io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, UdpSocket},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -218,6 +226,72 @@ fn a_connection_takes_few_system_calls() {
             place.all_are_spliced();
         }
     }
+}
+
+/// Datagrams of an association that wait together pass together, both ways.
+#[test]
+#[ignore = "root"]
+fn a_burst_of_datagrams_takes_few_system_calls() {
+    const BURST: usize = 64;
+    const MOST: f64 = 0.25;
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let (front, server) =
+        (topology::FORWARDER_TO_CLIENT.port(Family::V4, 1080), topology::SERVER.port(Family::V4, PORT));
+    let arguments = ["--socks5", &front.to_string(), "--log-format", "json"];
+    let mut proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let pins = Pins::of(&lab.forwarder);
+    let patience = Duration::from_secs(30);
+    let (control, client) = lab.client.run(|| {
+        let script = Script::opener(1).deadline(patience);
+        let (control, relay) = traffic::socks5_ask(front, 3, SocketAddr::from(([0; 4], 0)), &script).unwrap();
+        let client = UdpSocket::bind((control.local_addr().unwrap().ip(), 0)).unwrap();
+        client.connect(relay).unwrap();
+        (control, client)
+    });
+    let sink = lab.server.run(|| UdpSocket::bind(server)).unwrap();
+    let header = [&[0, 0, 0], &traffic::socks5_address(server)[..]].concat();
+    // the first one, which makes its way known
+    client.set_read_timeout(Some(patience)).unwrap();
+    sink.set_read_timeout(Some(patience)).unwrap();
+    client.send(&[&header[..], b"hello"].concat()).unwrap();
+    let (_, relay) = sink.recv_from(&mut [0; 9]).unwrap();
+    sink.connect(relay).unwrap();
+    let calls = SystemCalls::of(proxy.id()).unwrap();
+    // others are those of threads that go on after the signal
+    let so_far = || {
+        let calls = calls.so_far();
+        [SYS_recvmmsg, SYS_recvmsg, SYS_recvfrom, SYS_sendmmsg, SYS_sendmsg, SYS_sendto]
+            .map(|n| calls[n as usize])
+            .iter()
+            .sum::<u64>()
+    };
+    for size in [64, 1200] {
+        let data = vec![7; size];
+        let up = [&header[..], &data].concat();
+        for (from, datagram, to, want) in [(&client, &up, &sink, &data), (&sink, &data, &client, &up)] {
+            let burst = |_| {
+                proxy.stand_still();
+                for _ in 0..BURST {
+                    from.send(datagram).unwrap();
+                }
+                let before = so_far();
+                proxy.signal(Signal::SIGCONT);
+                let mut block = [0; 2048];
+                for _ in 0..BURST {
+                    assert_eq!(to.recv(&mut block).unwrap(), want.len());
+                }
+                (so_far() - before) as f64 / BURST as f64
+            };
+            let best = (0..ROUNDS).map(burst).fold(f64::INFINITY, f64::min);
+            let way = if want.len() == size { "up" } else { "down" };
+            println!("{size} bytes, {way}: {best:.2} system calls per datagram");
+            assert!(best <= MOST, "{size} bytes, {way}: {best} system calls per datagram");
+        }
+    }
+    drop(control);
+    let line = &proxy.end(&pins)[0];
+    assert_eq!(line["datagrams_dropped"], 0, "{line}");
 }
 
 /// The end of a connection is heard of at once, whether the program is polling, falling asleep, or asleep.
