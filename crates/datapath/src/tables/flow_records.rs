@@ -1,6 +1,6 @@
 //! Records of forwarded flows for the next process: bytes that the engine writes, in memory of the kernel that lives as long as the
 //! entries of the flows. That memory is BPF arrays, pinned beside the tables. They are mapped, so that a record costs no system
-//! call. They are made when they are needed, some thousand slots at a time.
+//! call. There is one array from the start, so that a splice needs no descriptor; others are made when they are needed.
 //!
 //! A process may die at any moment: a record counts only if its checksum is right, which is written last.
 
@@ -168,7 +168,7 @@ impl FlowRecords {
     /// Length in bytes of the largest record: two slots.
     pub const MOST: usize = 2 * SLOT - HEAD;
 
-    /// Opens the records pinned in a directory whose lock this process holds. Nothing has to be there.
+    /// Opens the records pinned in a directory whose lock this process holds, or makes room for the first ones.
     pub(crate) fn open(pin: &Path, max_flows: u32) -> io::Result<FlowRecords> {
         let mut state = State::default();
         let pins = (0..).map(|n| pin_of(pin, n)).take_while(|path| path.exists());
@@ -184,6 +184,9 @@ impl FlowRecords {
             }
         }
         pins.try_for_each(fs::remove_file)?; // their numbers are given again
+        if state.arrays.is_empty() {
+            state.add(Array::create(&pin_of(pin, 0))?);
+        }
         Ok(FlowRecords { pin: pin.to_owned(), most: max_flows.saturating_mul(2), state: Mutex::new(state) })
     }
 

@@ -80,7 +80,7 @@ fn the_page_describes_every_field_and_word() {
     (whole.route, whole.method, whole.uri) = (Some("1:a".into()), Some("GET".into()), Some("/".into()));
     (whole.status, whole.reply_rule, whole.cache) = (Some(200), Some("1:deny".into()), Some("hit"));
     (whole.command, whole.datagrams) = (Some(Command::Bind), Some(Datagrams::default()));
-    whole.name = Some("front".into());
+    (whole.name, whole.processes) = (Some("front".into()), Some(2));
     (whole.pool, whole.member) = (Some("db".into()), Some("a:1".into()));
     let json: serde_json::Value = serde_json::from_str(&whole.line(LogFormat::Json)).unwrap();
     let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
