@@ -388,13 +388,17 @@ impl Engine {
         }
     }
 
-    /// Resets both hosts of a flow of an earlier process. Returns false if there is no such flow.
+    /// Resets both hosts of a flow of an earlier process. Returns false if there is no such flow, or if it is not forwarded.
     pub fn end_orphan(&self, id: u64) -> bool {
         let (Some(d), Some(mut orphan)) = (self.datapath(), lock(&self.orphans).remove(&id)) else { return false };
         orphan.count(d);
-        tell_end(self, d, &orphan, EndReason::Stopped);
         let legs = orphan.connections();
-        self.reset_forwarded(legs.into());
+        if !self.reset_forwarded(legs.into()) {
+            // it drains, by sockets of the kernel, or has just ended: whoever looks after it goes on
+            lock(&self.orphans).insert(id, orphan);
+            return false;
+        }
+        tell_end(self, d, &orphan, EndReason::Stopped);
         self.lingering.add(legs.client, Some(legs.server));
         true
     }
