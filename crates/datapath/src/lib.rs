@@ -103,8 +103,8 @@ pub use sockets::name::name_of;
 pub use sockets::socket::{
     Agreed, PathFacts, Repair, SenderFacts, accept, acknowledge_with_data, agreed, clamp_window, closes_mutely,
     has_connection, has_ulp, is_urgent, lift_outstanding, lift_unread, limit_outstanding, limit_unread, limit_unsent,
-    low_water, make_room, narrow_window, path_facts, receive, received, register, sender_facts, set_hops,
-    set_transparent, silent_for, unread, widen_window,
+    low_water, make_room, narrow_window, path_facts, queue_is_full, receive, received, register, register_shared,
+    sender_facts, set_hops, set_transparent, silent_for, unread, widen_window,
 };
 pub use switching::adoption::{AdoptError, Attended};
 pub use switching::install::{IdleLeg, NextHop};

@@ -36,6 +36,7 @@ use std::{
     hash::BuildHasher,
     io,
     ops::Bound,
+    os::fd::OwnedFd,
     sync::{
         Arc, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -53,6 +54,8 @@ pub(crate) struct Engine {
     refusal: Refusal,
     pub ports: Ports,
     next_id: AtomicU64,
+    /// Listening sockets for connections of other hosts.
+    pub intercepting: Mutex<Vec<Weak<OwnedFd>>>,
     /// Live flows, by number.
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
     /// Spliced flows of an earlier process, by number.
@@ -102,6 +105,7 @@ impl Engine {
             refusal,
             ports,
             next_id: AtomicU64::new(1),
+            intercepting: Mutex::default(),
             flows: Mutex::default(),
             orphans: Mutex::default(),
             recovered: Recovered::default(),

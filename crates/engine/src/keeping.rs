@@ -2,6 +2,7 @@
 
 pub(crate) mod adoption;
 mod agenda;
+mod deserted;
 mod guard;
 pub(crate) mod keeper;
 pub(crate) mod paths;

@@ -78,6 +78,12 @@ impl Lingering {
         }
     }
 
+    /// Whether this connection lingers.
+    pub fn has(&self, connection: &Connection) -> bool {
+        let generation = lock(&self.ended).of.get(&connection.leg).map(|(_, generation)| *generation);
+        generation == Some(connection.generation)
+    }
+
     /// Removes a leg that is used for a new connection: its entries now belong to that.
     pub fn begins_anew(&self, leg: &Tuple) {
         lock(&self.ended).of.remove(leg);

@@ -273,6 +273,34 @@ fn a_burst_is_served(handshake: &str, source: &str, family: Family, cookies: &st
     proxy.shut_down();
 }
 
+/// Clients that come while nobody looks, and find the listener's queue full, are routed on, or wait if they have got a SYN cookie.
+/// None is reset, and those that are not routed are served afterwards.
+#[test]
+#[ignore = "root"]
+fn a_burst_onto_a_full_queue() {
+    const CLIENTS: usize = 100;
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    lab.forwarder.sysctl("net.core.somaxconn", "16").unwrap();
+    let here = translucent_at(lab, &transparent("plug", PORT, AT_ONCE));
+    let at = SERVER.port(Family::V4, PORT);
+    here.echo(at);
+    let mut proxy = here.start();
+    proxy.stand_still();
+    let mut clients = connect_all(&here, at, CLIENTS);
+    eventually("connections", || clients.iter().all(|client| client.peer_addr().is_ok()).then_some(()));
+    proxy.signal(Signal::SIGCONT);
+    clients.iter_mut().for_each(|client| talk(client).unwrap());
+    let taken = proxy.count("proxy", "accepted");
+    assert!((8..=CLIENTS as u64).contains(&taken), "{taken}");
+    assert!(proxy.count("tpot", "unanswered") >= CLIENTS as u64 - taken, "{}", proxy.counters());
+    // there is room again
+    clients.extend(connect_all(&here, at, 8));
+    clients.iter_mut().for_each(|client| talk(client).unwrap());
+    assert_eq!(proxy.count("proxy", "accepted"), taken + 8);
+    drop(clients);
+    proxy.shut_down();
+}
+
 /// A page that a server has once sent comes from the cache, in the server's name; another one is changed on its way; names lead where
 /// a route says so, and are denied where a rule says so.
 #[test]

@@ -14,6 +14,7 @@ use std::{
     io,
     net::{SocketAddr, SocketAddrV4, SocketAddrV6},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -221,6 +222,21 @@ pub fn low_water(fd: impl AsFd, bytes: u32) -> io::Result<()> {
 pub fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned: nobody can close or replace it, and nobody takes it out of its owner.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
+}
+
+/// Registers a socket to which others may have a [`Weak`](std::sync::Weak), like [`register`].
+pub fn register_shared(socket: Arc<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
+    // SAFETY: as above.
+    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
+}
+
+/// Returns whether a listening socket has no room for another connection. A client is then left without an answer.
+pub fn queue_is_full(listener: impl AsFd) -> io::Result<bool> {
+    // of a listening socket; offsets like TOTAL_RETRANS
+    const QUEUED: usize = 6;
+    const MOST: usize = 7;
+    let info: [u32; MOST + 1] = get_raw(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(info[QUEUED] > info[MOST])
 }
 
 /// Accepts a connection (accept4(2)). The socket does not block, and is closed on exec. Returns the address of its host, too.

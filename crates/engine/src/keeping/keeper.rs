@@ -12,7 +12,7 @@ use crate::{
         Engine,
         flow::{Flow, FlowOwner, KeeperMessage, Replaced, Stop, TICK},
     },
-    keeping::{agenda::Agenda, guard::Guard, sweeper::Sweeper},
+    keeping::{agenda::Agenda, deserted::Deserted, guard::Guard, sweeper::Sweeper},
     types::{Command, EndReason},
 };
 use longsplice_datapath::{Connection, Event as Told, EventKind, Events, monotonic};
@@ -45,13 +45,16 @@ struct Keeper {
     next_clear: Time,
     guard: Guard,
     sweeper: Sweeper,
+    deserted: Deserted,
 }
 
 /// Runs the keeper's thread until the engine closes.
 pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
     let (now, guard) = (monotonic(), Guard::new(&engine, Instant::now()));
-    let mut k = Keeper { engine, agenda, returning, next_look: now, next_try: now, next_clear: now, guard, sweeper };
+    let deserted = Deserted::default();
+    let mut k =
+        Keeper { engine, agenda, returning, next_look: now, next_try: now, next_clear: now, guard, sweeper, deserted };
     while !k.engine.is_closing() {
         match events.wait(k.rest()) {
             Ok(events) => {
@@ -110,10 +113,10 @@ impl Keeper {
     fn route(&mut self, event: &Told) {
         let connection = Connection { leg: event.leg, generation: event.generation };
         let Some(flow) = self.engine.flow_of(&connection) else {
-            // the flow has ended, but its host has not received our reset
-            return if event.kind == EventKind::Deserted {
-                self.engine.reset_again(&connection)
-            };
+            if event.kind == EventKind::Deserted && self.deserted.is_over(&self.engine, &connection) {
+                self.engine.reset_again(&connection);
+            }
+            return;
         };
         // how the flow ended is only known from the last states of both legs, and the other one's follows
         if event.more {

@@ -9,7 +9,7 @@ use crate::{
     },
     sync::lock,
 };
-use longsplice_datapath::{Destinations, Tpot, TpotHandshake, TpotWhose, accept, register, set_transparent};
+use longsplice_datapath::{Destinations, Tpot, TpotHandshake, TpotWhose, accept, register_shared, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
@@ -105,7 +105,7 @@ pub struct Listener {
     local: Option<SocketAddr>,
     /// See [`Splicer::listen_for_a_while`].
     _while: Option<Tracked>,
-    listener: AsyncFd<OwnedFd>,
+    listener: AsyncFd<Arc<OwnedFd>>,
 }
 
 /// Connections to this address are tracked until this is dropped.
@@ -299,6 +299,7 @@ impl Splicer {
         let listener = self.listen_to_copy(bound).await?;
         let rule = tpot.take(whose, to, listener.listener.get_ref())?;
         *lock(&self.engine().tunnels) = Arc::downgrade(tpot);
+        lock(&self.engine().intercepting).push(Arc::downgrade(listener.listener.get_ref()));
         Ok(Listener { to_copy: false, tpot: Some((tpot.clone(), whose, Some(rule))), local: None, ..listener })
     }
 
@@ -308,7 +309,7 @@ impl Splicer {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
-        let listener = register(socket.into(), Interest::READABLE)?;
+        let listener = register_shared(Arc::new(socket.into()), Interest::READABLE)?;
         let (splicer, pipeline) = (self.clone(), OnceLock::new());
         let (to_copy, adopts, shows_clients) = (true, false, false);
         Ok(Listener {
