@@ -120,15 +120,17 @@ fn open(family: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::Re
 /// up to three times in three seconds, and the proxy answers with an RST in the tunnel. `in_udp`: IP in UDP instead of IP in IP.
 /// Fails if the addresses are not of one family, without a route, or without CAP_NET_RAW.
 pub fn tpot_probe(proxy: IpAddr, server: SocketAddr, in_udp: bool) -> io::Result<TpotPassage> {
-    let start = Start::towards(proxy, server)?;
-    let (own, ack) = (start.own, random() as u32);
-    let inner = segment(own, server, 0, ack, ACK, &[]);
-    let is_reset = |packet: &[u8]| {
-        let tunnelled = unwrap(packet, proxy)?;
-        let answer = read(tunnelled, server, own)?;
-        (answer.flags & KIND == RST && answer.seq == ack).then_some(())
-    };
     for _ in 0..TIMES {
+        // each from another port: the proxy does not answer as long as it knows a connection of that port, such as that of a SYN
+        // that has asked
+        let start = Start::towards(proxy, server)?;
+        let (own, ack) = (start.own, random() as u32);
+        let inner = segment(own, server, 0, ack, ACK, &[]);
+        let is_reset = |packet: &[u8]| {
+            let tunnelled = unwrap(packet, proxy)?;
+            let answer = read(tunnelled, server, own)?;
+            (answer.flags & KIND == RST && answer.seq == ack).then_some(())
+        };
         match send_in_tunnel(proxy, own.port(), &inner, in_udp) {
             Ok(()) => {}
             Err(Errno::EPERM) => return Ok(TpotPassage::Unsent),
