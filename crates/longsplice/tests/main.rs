@@ -60,4 +60,5 @@ mod transparent;
 mod triggers;
 mod upgrade;
 mod upgrades;
+mod upstream;
 mod urgent;

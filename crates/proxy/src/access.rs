@@ -266,6 +266,36 @@ impl Rules {
         guard.map_or(Ok(None), |name| Err(Denied::Guarded(name)))
     }
 
+    /// Checks whether the request may go to `server`, or, if there is no address, to the name: an upstream proxy looks it up. Rules
+    /// that name addresses do not match it then.
+    pub fn check_known(
+        &self,
+        subject: &Subject<'_>,
+        target: &Target,
+        server: Option<SocketAddr>,
+    ) -> Result<(), Denied> {
+        self.judge_known(subject, target, server).map(drop)
+    }
+
+    /// The same. Returns the number of the rule that allows it, from 1; none if no rule matches.
+    pub fn judge_known(
+        &self,
+        subject: &Subject<'_>,
+        target: &Target,
+        server: Option<SocketAddr>,
+    ) -> Result<Option<usize>, Denied> {
+        if let Some(server) = server {
+            return self.judge(subject, target, server);
+        }
+        let filed = self.filed.now();
+        let is_meant = |rule: &Rule| rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
+        let mut candidates = filed.candidates(subject, &target.host, None, target.port);
+        match candidates.find(|(_, rule)| rule.covers(subject, target.port) && is_meant(rule)) {
+            Some((i, Rule { action: Action::Deny, .. })) => Err(Denied::Rule(i + 1)),
+            found => Ok(found.map(|(i, _)| i + 1)),
+        }
+    }
+
     /// Whether any rule has paths, so that request paths have to be parsed.
     pub fn know_paths(&self) -> bool {
         self.filed.now().know_paths
@@ -419,7 +449,7 @@ impl Pattern {
         }
     }
 
-    fn matches_ip(&self, ip: IpAddr) -> bool {
+    pub(crate) fn matches_ip(&self, ip: IpAddr) -> bool {
         matches!(self, Pattern::Prefix(net) if net.0.contains(&ip))
     }
 

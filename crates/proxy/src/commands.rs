@@ -47,6 +47,13 @@ pub struct Commands {
     pub udp: Udp,
 }
 
+impl Commands {
+    /// Whether clients are connected to targets, and nothing else is done for them.
+    pub(crate) fn only_connect(&self) -> bool {
+        self.served == [Command::Connect]
+    }
+}
+
 /// What BIND may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {

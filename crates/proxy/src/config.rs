@@ -11,6 +11,7 @@ mod fields;
 mod file;
 mod filter;
 pub mod ftp;
+mod handshake;
 mod intercepting;
 pub mod login;
 mod pages;
@@ -24,6 +25,7 @@ mod source;
 mod table;
 pub mod tls;
 mod trigger;
+pub mod upstream;
 mod value;
 
 use crate::{
@@ -64,6 +66,7 @@ use std::{
     sync::Arc,
 };
 use tls::Tls;
+use upstream::Upstream;
 
 /// The configuration. The program around the proxy uses the fields that the proxy itself does not need.
 #[derive(Debug, Clone, Default)]
@@ -72,6 +75,8 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// Pools of equivalent servers; routes refer to them by name.
     pub pools: Vec<PoolConfig>,
+    /// Proxies through which connections go on; listeners refer to them by name.
+    pub upstreams: Vec<Arc<Upstream>>,
     /// Limit of connections on all listeners together; none: [`CONNECTIONS`](crate::limits::CONNECTIONS).
     pub connections: Option<u32>,
     /// The access log.
@@ -178,6 +183,8 @@ pub struct ListenerConfig {
     pub limits: Limits,
     /// PROXY headers that are accepted from proxies in front of us and sent to servers.
     pub proxy_protocol: ProxyProtocol,
+    /// The proxy through which connections to targets go.
+    pub upstream: Option<Arc<Upstream>>,
     /// Conditions on the first bytes, for protocols that are relayed as bytes.
     pub first_bytes: FirstBytes,
     /// Directory for copies of everything that clients send and receive; none: no copies.
@@ -420,6 +427,7 @@ impl ListenerConfig {
             policy: Policy::default(),
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
+            upstream: None,
             first_bytes: FirstBytes::default(),
             tap: None,
             triggers: Arc::default(),

@@ -8,7 +8,7 @@ pub(crate) mod watcher;
 pub(crate) mod workers;
 
 use crate::{
-    access::{Denied, Rules, Subject, own::Listening},
+    access::{Denied, Subject, own::Listening},
     commands::{ASSOCIATIONS, BINDS},
     config::{Config, ListenerConfig, Protocol},
     context::{
@@ -162,11 +162,11 @@ impl ServerContext {
     pub fn note(
         &self,
         client: &Leg,
-        rules: &Rules,
+        listener: &ListenerConfig,
         subject: &Subject<'_>,
-        to: (&Target, SocketAddr),
+        (target, server): (&Target, SocketAddr),
     ) -> Result<(), Denied> {
-        self.roll.decided(client, rules, subject, to)
+        self.roll.decided(client, &listener.rules, subject, (target, listener.judged(target, server)))
     }
 
     /// Returns what is open now.

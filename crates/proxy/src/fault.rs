@@ -14,6 +14,8 @@ pub enum Step {
     Queue,
     /// Connecting to the target.
     Connect,
+    /// Connecting to an upstream proxy, or its answer.
+    Upstream,
     /// Body of an HTTP request.
     Body,
     /// HTTP reply.
@@ -88,6 +90,7 @@ impl fmt::Display for Step {
             Step::Resolve => "name lookup",
             Step::Queue => "waiting for a server",
             Step::Connect => "connect",
+            Step::Upstream => "the upstream proxy",
             Step::Body => "request body",
             Step::Reply => "reply",
             Step::Bind => "the peer's connection",

@@ -3,6 +3,7 @@
 pub mod dial;
 pub(crate) mod opening;
 pub(crate) mod pooled;
+mod upstream;
 
 use crate::{
     access::{Rules, Subject},

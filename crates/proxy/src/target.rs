@@ -46,6 +46,11 @@ pub enum TargetError {
 const NAME_MAX: usize = 255;
 
 impl Host {
+    /// Returns the address, if it is one.
+    pub fn ip(&self) -> Option<IpAddr> {
+        if let Host::Ip(ip) = self { Some(*ip) } else { None }
+    }
+
     /// Parses a host name or an address, with or without brackets.
     ///
     /// Names must be printable ASCII, so that nothing else reaches logs and the resolver.

@@ -3,10 +3,13 @@
 use super::Leg;
 use crate::refusal::Refusal;
 use longsplice_datapath::path_facts;
+use nix::sys::socket::{MsgFlags, recv};
 use std::{
     any::Any,
+    future::poll_fn,
     io,
-    task::{Context, Poll},
+    os::fd::{AsRawFd, OwnedFd},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -44,6 +47,9 @@ pub trait LegOfProxy {
 
     /// Returns the number of bytes from the host that wait to be read.
     fn unread(&self) -> u32;
+
+    /// Reads bytes from the host and leaves them where they are, as soon as there are some. Returns 0 at the end of the stream.
+    fn peek(&mut self, bytes: &mut [u8]) -> impl Future<Output = io::Result<usize>> + Send;
 
     /// Drops `seat` when the flow is spliced, or with the leg: until then, the flow needs the thread that it was assigned to.
     fn until_parked(&mut self, seat: impl Any + Send + Sync);
@@ -109,6 +115,15 @@ impl LegOfProxy for Leg {
 
     fn unread(&self) -> u32 {
         Leg::unread(self)
+    }
+
+    async fn peek(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        poll_fn(|cx| {
+            ready!(self.poll_readable(cx))?;
+            let read = |socket: &OwnedFd| Ok(recv(socket.as_raw_fd(), bytes, MsgFlags::MSG_PEEK)?);
+            self.socket()?.poll_with_readable(cx, read)
+        })
+        .await
     }
 
     fn until_parked(&mut self, seat: impl Any + Send + Sync) {

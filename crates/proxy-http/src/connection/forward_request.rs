@@ -202,7 +202,7 @@ impl Row<'_> {
             && held.target == *target
             && !fresh
             // The rules may deny this request and have allowed the last one.
-            && shared.note(&self.client.leg, &listener.rules, &subject, (target, held.stream.leg.remote())).is_ok()
+            && shared.note(&self.client.leg, listener, &subject, (target, held.stream.leg.remote())).is_ok()
             && held.stream.is_quiet()
         {
             held.reused = true;

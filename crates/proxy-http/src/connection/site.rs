@@ -82,7 +82,7 @@ impl Row<'_> {
         let routed = RoutedRequest { request, route: Some(number), changed, site, path, user, to };
         let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
         let subject = routed.subject(&self.client);
-        let noted = || self.shared().note(&self.client.leg, &self.front.listener.rules, &subject, (&target, here));
+        let noted = || self.shared().note(&self.client.leg, &self.front.listener, &subject, (&target, here));
         denied.and_then(|()| noted()).map_err(|why| (Fault::Denied(why), 403))?;
         Ok(routed)
     }

@@ -107,7 +107,8 @@ impl Row<'_> {
         // access to a pool was decided before
         let To::Target(target) = &routed.to else { return true };
         let (subject, from) = (routed.subject(&self.client), found.stored.meta.server);
-        self.front.listener.rules.check(&subject, target, from).is_ok()
+        let listener = &self.front.listener;
+        listener.rules.check_known(&subject, target, listener.judged(target, from)).is_ok()
     }
 
     /// Returns the URL of a request, as in [`Question::url`].

@@ -11,6 +11,7 @@ use super::{
     fields::RawFields,
     filter::RawFilter,
     ftp::FtpOptions,
+    handshake::RawHandshake,
     intercepting::Shown,
     login::{RawDestination, RawKeys, RawLogin},
     pages::RawErrorPage,
@@ -23,6 +24,7 @@ use super::{
     table::{Keys, Table},
     tls::RawProxyProtocol,
     trigger::RawTrigger,
+    upstream::RawUpstreams,
     value::{
         Count, Keepalive, ListenerName, Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice, Tables,
     },
@@ -36,7 +38,7 @@ use crate::{
     target::Target,
     users::Users,
 };
-use longsplice_engine::{Policy, SpliceWhen, TpotHandshake, TpotWhose};
+use longsplice_engine::{Policy, SpliceWhen, TpotWhose};
 use serde::{Deserialize, de::MapAccess};
 use std::{
     cell::{Cell, RefCell},
@@ -56,6 +58,7 @@ struct File {
     config: Config,
     listeners: Tables<Spanned<Listener>>,
     pools: BTreeMap<String, Spanned<RawPool>>,
+    upstreams: RawUpstreams,
     tpot: Option<Spanned<RawAsking>>,
     /// Where `source` and the file of the log are named, and `xdp` or `peer`.
     source: Option<Range<usize>>,
@@ -78,6 +81,7 @@ impl File {
 pub(super) enum FileKey {
     Listener,
     Pool,
+    Upstream,
     Connections,
     Log,
     Splice,
@@ -100,6 +104,7 @@ impl Keys for File {
         match key {
             FileKey::Listener => self.listeners = table.next_value()?,
             FileKey::Pool => self.pools = table.next_value()?,
+            FileKey::Upstream => self.upstreams = table.next_value()?,
             FileKey::Connections => self.config.connections = Some(table.next_value::<Count>()?.0),
             FileKey::Log => Table(RawLog { config: self.config.log, file: self.log }) = table.next_value()?,
             FileKey::Splice => self.config.splice = self.fixed("splice", table.next_value()?),
@@ -173,7 +178,8 @@ pub(super) struct Listener {
     pub listen: Spanned<Parsed<Listen>>,
     pub target: Option<Spanned<Parsed<Target>>>,
     pub pool: Option<Spanned<String>>,
-    handshake: Option<Spanned<RawHandshake>>,
+    upstream: Option<Spanned<String>>,
+    pub handshake: Option<Spanned<RawHandshake>>,
     pub users: Option<Spanned<BTreeMap<String, String>>>,
     pub users_file: Option<Spanned<PathBuf>>,
     commands: Option<Spanned<Many<Command>>>,
@@ -189,7 +195,7 @@ pub(super) struct Listener {
     destination: Tables<Spanned<RawDestination>>,
     #[serde(default)]
     pub route: Tables<Spanned<RawRoute>>,
-    proxy_protocol: Option<Spanned<RawProxyProtocol>>,
+    pub proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<Spanned<PathBuf>>,
     filter: Option<Spanned<Table<RawFilter>>>,
     fields: Option<Spanned<RawFields>>,
@@ -237,17 +243,6 @@ pub(super) enum Inside {
     Bytes,
     Http,
     Tls,
-}
-
-/// The first two are those of plugs, the others those of intercepted connections.
-#[derive(Deserialize, Clone, Copy)]
-#[serde(rename_all = "kebab-case")]
-enum RawHandshake {
-    Proxy,
-    EndToEnd,
-    Basic,
-    Pipelined,
-    Confirm,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -405,7 +400,7 @@ impl FromStr for UserName {
 
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file, warnings: RefCell::default(), has_passwords: Cell::default() };
-    let Table(File { mut config, listeners, pools, tpot, source: sources, log, bypass, fixed }) =
+    let Table(File { mut config, listeners, pools, upstreams, tpot, source: sources, log, bypass, fixed }) =
         toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
     for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
         *path = source.path(path);
@@ -424,12 +419,15 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     }
     let spans: Vec<_> = pools.iter().map(|(name, pool)| (name.clone(), pool.span())).collect();
     config.pools = source.pools(pools)?;
+    config.upstreams = source.upstreams(&upstreams)?;
     for listener in listeners.0 {
         let listen = listener.get_ref().listen.span();
         let name = listener.get_ref().name.as_ref().map(Spanned::span);
         let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
         let tap = listener.get_ref().tap.as_ref().map(Spanned::span);
-        let listener = source.listener(listener, &config.pools)?;
+        let upstream = listener.get_ref().upstream.clone();
+        let mut listener = source.listener(listener, &config.pools)?;
+        source.lead_through(&mut listener, upstream, &config.upstreams)?;
         if disagree(&config.listeners, &listener) {
             let cure =
                 "another listener has a cache in this directory, with other keys: write the same, or another dir";
@@ -622,65 +620,6 @@ impl SourceFile<'_> {
         }
         self.triggers(raw.trigger.0, &mut listener)?;
         Ok(listener)
-    }
-
-    /// Returns the handshakes of a plug, and of intercepted connections.
-    fn handshake(
-        &self,
-        raw: &Listener,
-        whose: Option<TpotWhose>,
-    ) -> Result<(PlugHandshake, TpotHandshake), ConfigError> {
-        let Some(handshake) = &raw.handshake else { return Ok(Default::default()) };
-        let (of_plug, of_tpot) = match handshake.get_ref() {
-            RawHandshake::Proxy => (Some(PlugHandshake::Proxy), None),
-            RawHandshake::EndToEnd => (Some(PlugHandshake::EndToEnd), None),
-            RawHandshake::Basic => (None, Some(TpotHandshake::Basic)),
-            RawHandshake::Pipelined => (None, Some(TpotHandshake::Pipelined)),
-            RawHandshake::Confirm => (None, Some(TpotHandshake::Confirm)),
-        };
-        let early = of_tpot.is_some_and(|handshake| handshake != TpotHandshake::Basic);
-        let header = raw.proxy_protocol.as_ref().filter(|p| p.get_ref().is_received());
-        let cure = match raw.protocol {
-            Name::Plug if of_plug.is_some() && whose.is_none() => {
-                return Ok((of_plug.unwrap_or_default(), TpotHandshake::Basic));
-            }
-            Name::Plug if whose.is_none() => "a plug's handshake is \"proxy\" or \"end-to-end\"",
-            _ if whose.is_none() => {
-                "only plugs and intercepted connections know the server before the client's SYN: remove the key, \
-                 or use protocol = \"plug\" or \"tpot\""
-            }
-            _ if of_tpot.is_none() => {
-                "the handshake of intercepted connections is \"basic\", \"pipelined\" or \"confirm\""
-            }
-            Name::Plug if early && (raw.target.is_some() || raw.pool.is_some()) => {
-                "only the server that the client wants is connected to on its SYN: remove `target`, or the handshake"
-            }
-            Name::Tpot | Name::Plug if early && header.is_some() => {
-                "the server is connected to before the client's PROXY header is read: remove `from`, or use \
-                 handshake = \"basic\""
-            }
-            Name::Tpot | Name::Plug => return Ok((PlugHandshake::default(), of_tpot.unwrap_or_default())),
-            _ if early => {
-                "the rules need what the client sends after its handshake: remove the key, or use inside = \"bytes\""
-            }
-            _ => return Ok(Default::default()),
-        };
-        Err(self.wrong(handshake.span(), cure))
-    }
-
-    /// Checks when the connections of a plug are spliced whose clients shake hands with the target.
-    fn at_once(&self, at: Range<usize>, when: SpliceWhen) -> Result<(), ConfigError> {
-        match when {
-            SpliceWhen::AtOnce => {}
-            SpliceWhen::Never => {
-                let cure = "such connections are there to be spliced: remove splice = \"never\", or the handshake";
-                return Err(self.wrong(at, cure));
-            }
-            _ => {
-                self.warn(at, "the first bytes of these connections are copied: add policy = { splice = \"at-once\" }");
-            }
-        }
-        Ok(())
     }
 
     /// Returns the rules. Warns of those that are never reached.

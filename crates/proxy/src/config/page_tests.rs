@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 32] = [
+const TABLES: [(&str, &[&str]); 33] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
     ("admin.unknown = 1", &["Metrics"]),
@@ -65,10 +65,11 @@ const TABLES: [(&str, &[&str]); 32] = [
     ("[pool.p]\nsticky.unknown = 1", &["Sticky cookies"]),
     ("[pool.p]\nservers = [{ unknown = 1 }]", &["Servers"]),
     ("[pool.p]\ncheck.unknown = 1", &["Health checks"]),
+    ("[upstream.u]\nunknown = 1", &["Upstream proxies"]),
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 22] = [
+const WORDS: [(&str, &str, &[&str]); 23] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
@@ -91,6 +92,7 @@ const WORDS: [(&str, &str, &[&str]); 22] = [
     ("[[listener]]\nfilter.unreadable = \"unknown\"", "unreadable", &["Filter"]),
     ("[[listener]]\nfilter.no_transform = \"unknown\"", "no_transform", &["Filter"]),
     ("[pool.p]\nbalance = \"unknown\"", "balance", &["Pools"]),
+    ("[upstream.u]\nprotocol = \"unknown\"", "protocol", &["Upstream proxies"]),
 ];
 
 /// Returns the text of the page under a heading, up to the next one.

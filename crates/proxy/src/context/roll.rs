@@ -44,7 +44,8 @@ struct Decided {
     method: Option<String>,
     path: Option<String>,
     target: Target,
-    server: SocketAddr,
+    /// None: an upstream proxy knows it.
+    server: Option<SocketAddr>,
 }
 
 /// A connection on the roll, until this is dropped.
@@ -70,7 +71,7 @@ impl Roll {
         client: &Leg,
         rules: &Rules,
         subject: &Subject<'_>,
-        (target, server): (&Target, SocketAddr),
+        (target, server): (&Target, Option<SocketAddr>),
     ) -> Result<(), Denied> {
         let owned = |text: Option<&str>| text.map(String::from);
         if let Some(entry) = self.lock().get_mut(&(client.remote(), client.local())) {
@@ -84,7 +85,7 @@ impl Roll {
                 server,
             });
         }
-        rules.check(subject, target, server)
+        rules.check_known(subject, target, server)
     }
 
     /// Enters who has logged in.
@@ -119,7 +120,7 @@ impl Decided {
     fn check(&self, user: Option<&str>) -> Result<(), Denied> {
         let subject = Subject { client: self.client, method: self.method.as_deref(), path: self.path.as_deref(), user };
         self.rules.check_name(&subject, &self.target)?;
-        self.rules.check(&subject, &self.target, self.server)
+        self.rules.check_known(&subject, &self.target, self.server)
     }
 }
 

@@ -20,7 +20,7 @@ use std::{
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Connection Attempt Delay (RFC 8305, section 5).
-const STAGGER: Duration = Duration::from_millis(250);
+pub(super) const STAGGER: Duration = Duration::from_millis(250);
 
 /// Connects to `target` on behalf of `client`, if `rules` allow the request and it does not lead back to the listener. `at`: the
 /// address, where it is not the resolver that knows it.
@@ -34,9 +34,12 @@ pub async fn dial(
 ) -> Result<Leg, Fault> {
     let (splicer, resolver, limits) = (&shared.splicer, &shared.resolver, &listener.limits);
     rules.check_name(subject, target).map_err(Fault::Denied)?;
+    let upstream = listener.upstream.as_deref().filter(|upstream| upstream.leads_to(target, at));
+    let asks_it = upstream.is_some_and(|upstream| upstream.resolve != Some(true) && target.host.ip().is_none());
     let mut denied = None;
     let mut addresses = match at {
         Some(at) => vec![at],
+        None if asks_it => Vec::new(),
         None => resolver.resolve(target, limits.resolve).await?,
     };
     // What is intercepted has no listening socket to come back to.
@@ -53,6 +56,20 @@ pub async fn dial(
             false
         }
     });
+    if let Some(upstream) = upstream {
+        // its own address is not the target's: of that, the rules may know nothing
+        let known = addresses.first().copied();
+        match (known, denied) {
+            (None, Some(why)) => return Err(Fault::Denied(why)),
+            (None, None) => rules.check_known(subject, target, None).map_err(Fault::Denied)?,
+            (Some(_), _) => {}
+        }
+        let asked = known.map(Target::from);
+        let asked = asked.as_ref().unwrap_or(target);
+        let leads_back = |to| opened.listening.leads_back(listener.listen, to, |t| resolver.known(t));
+        let server = Box::pin(super::upstream::open((shared, limits), client, upstream, asked, &leads_back)).await?;
+        return decided(shared, rules, (client, subject), (target, known), server);
+    }
     // There was at least one address, so if the list is empty, the rules have removed all.
     if let (true, Some(why)) = (addresses.is_empty(), denied) {
         return Err(Fault::Denied(why));
@@ -63,10 +80,22 @@ pub async fn dial(
         resolver.doubt(target);
     }
     let server = connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)?;
+    let known = Some(server.remote());
+    decided(shared, rules, (client, subject), (target, known), server)
+}
+
+/// Notes what the rules have allowed. Fails if they have changed meanwhile, and deny it. `known`: the address of the target.
+fn decided(
+    shared: &ServerContext,
+    rules: &Rules,
+    (client, subject): (&Leg, &Subject<'_>),
+    (target, known): (&Target, Option<SocketAddr>),
+    server: Leg,
+) -> Result<Leg, Fault> {
     if rules.are_of_listener()
-        && let Err(why) = shared.roll.decided(client, rules, subject, (target, server.remote()))
+        && let Err(why) = shared.roll.decided(client, rules, subject, (target, known))
     {
-        splicer.discard(server);
+        shared.splicer.discard(server);
         return Err(Fault::Denied(why));
     }
     Ok(server)
@@ -74,7 +103,11 @@ pub async fn dial(
 
 /// Returns the first connection that is established. The next address is tried when `stagger`
 /// has passed or an attempt has failed. Attempts that are still running then are dropped.
-async fn first_of<T, F>(addresses: &[SocketAddr], stagger: Duration, connect: impl Fn(SocketAddr) -> F) -> io::Result<T>
+pub(super) async fn first_of<T, F>(
+    addresses: &[SocketAddr],
+    stagger: Duration,
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<T>
 where
     F: Future<Output = io::Result<T>>,
 {

@@ -93,6 +93,11 @@ impl Server {
                 said.push(explained(None, Err(denied)));
                 continue;
             }
+            let upstream = listener.upstream.as_ref().filter(|upstream| upstream.resolve != Some(true));
+            if target.host.ip().is_none() && upstream.is_some_and(|upstream| upstream.leads_to(&target, None)) {
+                said.push(explained(None, listener.rules.judge_known(&subject, &target, None)));
+                continue;
+            }
             if addresses.is_none() {
                 let found = self.shared.resolver.resolve(&target, RESOLVE).await;
                 addresses = Some(found.map_err(|fault: Fault| format!("{target}: {fault}"))?);

@@ -272,6 +272,7 @@ fn forbids(listener: &ListenerConfig, flow: &FlowStatus, pools: &Pools) -> Optio
     let target = named.unwrap_or(Target::from(server));
     // the rules have been asked about this port, also where a server connects to us (BIND), or data have ports of their own (FTP)
     let server = SocketAddr::new(server.ip(), target.port);
+    let known = listener.judged(&target, server);
     // what the configuration names is not guarded
     let members = listener.pools().filter_map(|name| pools.get(name)).flat_map(|pool| &pool.members);
     let is_named = listener
@@ -282,7 +283,7 @@ fn forbids(listener: &ListenerConfig, flow: &FlowStatus, pools: &Pools) -> Optio
     let is_asked = listener.http().is_some() && !is_site && listener.intercepts.is_none();
     let user = flow.user.as_deref();
     let subject = Subject { method: is_asked.then_some("CONNECT"), ..Subject::by(flow.client.ip()).of(user) };
-    let judged = rules.check_name(&subject, &target).and_then(|()| rules.check(&subject, &target, server));
+    let judged = rules.check_name(&subject, &target).and_then(|()| rules.check_known(&subject, &target, known));
     judged.err().map(|why| why.to_string().into())
 }
 
