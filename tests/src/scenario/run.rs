@@ -352,7 +352,7 @@ fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
     }
     // For an end that has seen the other's end of stream, a reset adds nothing.
     let own = matches!(resets.end, StreamEnd::Own | StreamEnd::Eof);
-    if !own || hears.end != StreamEnd::Reset {
+    if !own || !hears.was_reset() {
         return Err(format!("one end is to reset and the other to hear of it: {:?}, {:?}", resets.end, hears.end));
     }
     let whole = |from: &Report, to: &Report| from.sent == to.received && from.sha256_sent == to.sha256_received;

@@ -72,6 +72,12 @@ pub struct Report {
 }
 
 impl Report {
+    /// Whether the other end has reset the connection. A socket reports that once: to its sender or to its receiver, who then
+    /// finds the end of the stream.
+    pub fn was_reset(&self) -> bool {
+        self.end == StreamEnd::Reset || (self.end == StreamEnd::Eof && self.send_end == StreamEnd::Reset)
+    }
+
     /// Whether this end observed no error: every byte was correct, and both directions ended normally.
     pub fn clean(&self) -> bool {
         self.mismatch.is_none() && self.end == StreamEnd::Eof && self.send_end == StreamEnd::Eof
