@@ -42,7 +42,7 @@ fn a_subscriber_hears_of_each_step(family: Family) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("runtime");
     let heard: Vec<_> = runtime.block_on(async {
         let mut heard = Vec::new();
-        for _ in 0..4 {
+        for _ in 0..5 {
             let next = tokio::time::timeout(PATIENCE, events.next()).await;
             heard.push(next.expect("an event").expect("the engine is open"));
         }
@@ -51,7 +51,10 @@ fn a_subscriber_hears_of_each_step(family: Family) {
     assert!(heard.iter().all(|event| event.flow == id), "{heard:?}");
     let kinds: Vec<_> = heard.iter().map(|event| event.kind).collect();
     let ended = FlowEventKind::Ended(EndReason::Closed);
-    assert_eq!(kinds, [FlowEventKind::Spliced, FlowEventKind::Released, FlowEventKind::TakenBack, ended]);
+    let switches = [FlowEventKind::Spliced, FlowEventKind::Released, FlowEventKind::TakenBack];
+    assert_eq!(kinds, [&[FlowEventKind::Begun], &switches[..], &[ended]].concat());
+    let begun = heard[0].begun().expect("what is known of it");
+    assert_eq!((begun.id, begun.server), (id, server));
 }
 
 #[test]

@@ -282,8 +282,9 @@ impl Splicer {
             announcer: engine.announcer.clone(),
         });
         let id = flow.id;
+        engine.announcer.begin(&flow);
         if let Some(why) = engine.refusal() {
-            engine.announcer.tell(id, FlowEventKind::Refused(why));
+            engine.announcer.tell((id, flow.info.name.as_ref()), FlowEventKind::Refused(why));
         }
         let listed = engine.list(flow);
         ticker::stir();

@@ -12,7 +12,6 @@ use crate::{
     core::{Action, Core, Event, State},
     engine::{
         Engine, Listed,
-        events::FlowEventKind,
         flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Order, Stop, TaskInbox, ends},
         purpose::{Purpose, report},
     },
@@ -331,7 +330,8 @@ impl Relay {
         // A socket may have ignored the reset, behind data that it lacks: reads have to fail once it is empty.
         self.core.failed().into_iter().for_each(|side| self.legs[side].was_reset = true);
         let ended = self.ended(how);
-        self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
+        let is_message = matches!(self.purpose, Purpose::Message(_));
+        self.flow().announcer.end(self.flow().info.name.as_ref(), &ended, is_message);
         // no socket is left that could inform the hosts of a released flow
         if self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle) {
             self.engine.reset_forwarded(self.flow().connections().into());

@@ -2,29 +2,67 @@
 
 use crate::{
     core::Progress,
+    engine::flow::Flow,
     refusal::Refusal,
-    types::{EndReason, FlowState},
+    types::{EndReason, Ended, FlowState, FlowStatus},
 };
-use std::sync::OnceLock;
-use tokio::sync::broadcast::{self, error::RecvError};
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+use tokio::sync::broadcast::{
+    self,
+    error::{RecvError, TryRecvError},
+};
 
 /// Number of events that a subscriber may leave unread.
 const UNREAD: usize = 4096;
 
 /// An event of a flow of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct FlowEvent {
     /// Number of the flow, as [`Splicer::hand_over`](crate::Splicer::hand_over) returns it.
     pub flow: u64,
     /// The kind of event.
     pub kind: FlowEventKind,
+    /// When it happened.
+    pub at: SystemTime,
+    /// The name of the listener, if it has one.
+    pub name: Option<Arc<str>>,
+    /// The end of a flow that has relayed a message: nobody else tells of it.
+    pub message: Option<Arc<Ended>>,
+    /// The flow, if it begins.
+    of: Option<Arc<Flow>>,
+}
+
+impl fmt::Debug for FlowEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlowEvent").field("flow", &self.flow).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl FlowEvent {
+    fn new(flow: u64, kind: FlowEventKind, name: Option<&Arc<str>>) -> FlowEvent {
+        FlowEvent { flow, kind, at: SystemTime::now(), name: name.cloned(), message: None, of: None }
+    }
+
+    /// Returns what is known of a flow that begins, even if it has ended meanwhile.
+    pub fn begun(&self) -> Option<FlowStatus> {
+        self.of.as_ref().map(|flow| flow.status(None))
+    }
 }
 
 /// The kind of a [`FlowEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlowEventKind {
+    /// The flow begins: it is copied.
+    Begun,
     /// The flow is spliced: the kernel forwards it. Not announced if both hosts had closed by then, or if a message had passed.
     Spliced,
     /// The flow is not spliced, or could not be taken back.
@@ -42,6 +80,7 @@ pub enum FlowEventKind {
 pub struct FlowEvents {
     events: broadcast::Receiver<FlowEvent>,
     dropped: u64,
+    subscribers: Arc<AtomicUsize>,
 }
 
 impl FlowEvents {
@@ -56,26 +95,64 @@ impl FlowEvents {
         }
     }
 
+    /// Returns the next event if it is there.
+    pub fn try_next(&mut self) -> Option<FlowEvent> {
+        loop {
+            match self.events.try_recv() {
+                Ok(event) => return Some(event),
+                Err(TryRecvError::Lagged(missed)) => self.dropped += missed,
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return None,
+            }
+        }
+    }
+
+    /// Returns how many events are there, or more if some were missed.
+    pub fn unread(&self) -> usize {
+        self.events.len()
+    }
+
     /// Returns how many events this subscription has missed, because 4096 others were unread.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 }
 
-/// Announces the events of flows. Costs one look at a pointer until somebody subscribes.
+impl Drop for FlowEvents {
+    fn drop(&mut self) {
+        self.subscribers.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Announces the events of flows. Costs one look at a number while nobody subscribes.
 #[derive(Default)]
-pub(crate) struct Announcer(OnceLock<broadcast::Sender<FlowEvent>>);
+pub(crate) struct Announcer {
+    subscribers: Arc<AtomicUsize>,
+    to: OnceLock<broadcast::Sender<FlowEvent>>,
+}
 
 impl Announcer {
     /// Subscribes to all flows from now on.
     pub fn subscribe(&self) -> FlowEvents {
-        let events = self.0.get_or_init(|| broadcast::Sender::new(UNREAD)).subscribe();
-        FlowEvents { events, dropped: 0 }
+        let events = self.to.get_or_init(|| broadcast::Sender::new(UNREAD)).subscribe();
+        self.subscribers.fetch_add(1, Relaxed);
+        FlowEvents { events, dropped: 0, subscribers: self.subscribers.clone() }
+    }
+
+    fn is_heard(&self) -> bool {
+        self.subscribers.load(Relaxed) > 0
+    }
+
+    /// Announces that a flow begins.
+    pub fn begin(&self, flow: &Arc<Flow>) {
+        if self.is_heard() {
+            let event = FlowEvent::new(flow.id, FlowEventKind::Begun, flow.info.name.as_ref());
+            self.send(FlowEvent { of: Some(flow.clone()), ..event });
+        }
     }
 
     /// Announces what a step of a flow has changed.
-    pub fn step(&self, flow: u64, before: &Progress, now: &Progress) {
-        if self.0.get().is_none() {
+    pub fn step(&self, (flow, name): (u64, Option<&Arc<str>>), before: &Progress, now: &Progress) {
+        if !self.is_heard() {
             return;
         }
         let is_forwarded = |state| matches!(state, FlowState::Spliced | FlowState::Released);
@@ -87,13 +164,25 @@ impl Announcer {
             (before, _) if is_forwarded(before) => Some(FlowEventKind::TakenBack),
             _ => None,
         };
-        moved.into_iter().chain(refused.map(FlowEventKind::Refused)).for_each(|kind| self.tell(flow, kind));
+        moved.into_iter().chain(refused.map(FlowEventKind::Refused)).for_each(|kind| self.tell((flow, name), kind));
     }
 
-    pub fn tell(&self, flow: u64, kind: FlowEventKind) {
-        if let Some(subscribers) = self.0.get() {
-            let _ = subscribers.send(FlowEvent { flow, kind }); // there may be none
+    /// Announces the end of a flow. `message`: it has relayed one.
+    pub fn end(&self, name: Option<&Arc<str>>, ended: &Ended, message: bool) {
+        if self.is_heard() {
+            let event = FlowEvent::new(ended.id, FlowEventKind::Ended(ended.how), name);
+            self.send(FlowEvent { message: message.then(|| Arc::new(ended.clone())), ..event });
         }
+    }
+
+    pub fn tell(&self, (flow, name): (u64, Option<&Arc<str>>), kind: FlowEventKind) {
+        if self.is_heard() {
+            self.send(FlowEvent::new(flow, kind, name));
+        }
+    }
+
+    fn send(&self, event: FlowEvent) {
+        let _ = self.to.get().map(|to| to.send(event)); // the last subscriber may just have gone
     }
 }
 
@@ -107,15 +196,15 @@ mod tests {
 
     #[tokio::test]
     async fn steps_are_told_and_a_slow_subscriber_misses_some() {
-        let announcer = Announcer::default();
-        announcer.tell(1, FlowEventKind::Spliced); // to nobody
+        let (announcer, name) = (Announcer::default(), "front".into());
+        announcer.tell((1, None), FlowEventKind::Spliced); // to nobody
         let mut events = announcer.subscribe();
         let states = [FlowState::Copying, FlowState::Draining, FlowState::Spliced, FlowState::Released];
-        states.windows(2).for_each(|w| announcer.step(7, &at(w[0]), &at(w[1])));
-        announcer.step(7, &at(FlowState::Released), &at(FlowState::Unsplicing));
+        states.windows(2).for_each(|w| announcer.step((7, Some(&name)), &at(w[0]), &at(w[1])));
+        announcer.step((7, Some(&name)), &at(FlowState::Released), &at(FlowState::Unsplicing));
         let refused = Progress { refusal: Some(Refusal::Policy), ..at(FlowState::Copying) };
-        announcer.step(7, &at(FlowState::Unsplicing), &refused);
-        announcer.tell(7, FlowEventKind::Ended(EndReason::Closed));
+        announcer.step((7, Some(&name)), &at(FlowState::Unsplicing), &refused);
+        announcer.tell((7, Some(&name)), FlowEventKind::Ended(EndReason::Closed));
         for kind in [
             FlowEventKind::Spliced,
             FlowEventKind::Released,
@@ -123,10 +212,12 @@ mod tests {
             FlowEventKind::Refused(Refusal::Policy),
             FlowEventKind::Ended(EndReason::Closed),
         ] {
-            assert_eq!(events.next().await, Some(FlowEvent { flow: 7, kind }));
+            let event = events.next().await.expect("an event");
+            assert_eq!((event.flow, event.kind, event.name.as_deref()), (7, kind, Some("front")));
         }
-        (0..UNREAD as u64 + 10).for_each(|n| announcer.tell(n, FlowEventKind::Spliced));
+        (0..UNREAD as u64 + 10).for_each(|n| announcer.tell((n, None), FlowEventKind::Spliced));
         assert_eq!((events.next().await.map(|e| e.flow), events.dropped()), (Some(10), 10));
-        drop(announcer);
+        drop(events);
+        assert!(!announcer.is_heard());
     }
 }

@@ -266,7 +266,7 @@ impl Flow {
         let (now, legs) = (monotonic(), self.legs);
         let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
         shown.freezes = false;
-        self.announcer.step(self.id, &before, &shown);
+        self.announcer.step((self.id, self.info.name.as_ref()), &before, &shown);
         if before.state != shown.state {
             tracing::debug!("{:?} -> {:?}", before.state, shown.state);
         }
