@@ -1,6 +1,6 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
-use crate::which::{MemberArgs, WeightArgs, Which};
+use crate::which::{EventsArgs, MemberArgs, WeightArgs, Which};
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
@@ -97,6 +97,13 @@ pub enum Command {
     ///
     /// Name flows by number, or say which ones are meant: conditions that are given together must all hold.
     Kill(KillArgs),
+    /// Print what happens in the running proxy, as JSON lines, until interrupted.
+    ///
+    /// Connections begin, are spliced and taken back, end or are refused; servers of pools go down and come back; the configuration
+    /// is reloaded, the program replaced. docs/operating.md lists the events and their fields. A reader that is too slow misses
+    /// events, and is told how many; the proxy waits for nobody. At most 16 can listen at a time. The exit status is 1 when the
+    /// proxy ends.
+    Events(EventsArgs),
     /// List the servers of pools: state, weight, connections and requests now, and how often each was chosen and has failed.
     Pools(Json),
     /// Let a server of a pool take nothing new. What it has goes on; `longsplice pools` shows when that has ended.

@@ -80,13 +80,18 @@ impl Client {
 
     /// Sends a request and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
+        self.send(ask)?;
+        self.answer()
+    }
+
+    /// Sends a request.
+    pub fn send(&mut self, ask: Ask) -> Result<(), AskError> {
         let stream = self.stream.get_mut();
         let request = Request { version: VERSION, ask };
         let mut line = serde_json::to_string(&request).expect("numbers and words are JSON");
         line.push('\n');
         let sent = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.write_all(line.as_bytes()));
-        sent.map_err(|e| self.failed(e))?;
-        self.answer()
+        sent.map_err(|e| self.failed(e))
     }
 
     fn failed(&self, source: io::Error) -> AskError {
@@ -97,16 +102,29 @@ impl Client {
         }
     }
 
+    /// Waits for further answers for as long as it takes.
+    pub fn wait_long(&mut self) -> Result<(), AskError> {
+        self.stream.get_ref().set_read_timeout(None).map_err(|e| self.failed(e))
+    }
+
+    /// Waits for the next line. It is empty only at the end.
+    pub fn line(&mut self) -> Result<String, AskError> {
+        let mut line = String::new();
+        let read = self.stream.read_line(&mut line);
+        read.map_err(|e| self.failed(e))?;
+        if line.is_empty() { Err(AskError::HungUp(self.path.clone())) } else { Ok(line) }
+    }
+
     /// Waits for the next answer to a request that has several.
     pub fn answer(&mut self) -> Result<Value, AskError> {
-        let mut answer = String::new();
-        let read = self.stream.read_line(&mut answer);
-        read.map_err(|e| self.failed(e))?;
-        if answer.is_empty() {
-            return Err(AskError::HungUp(self.path.clone()));
-        }
+        let answer = self.line()?;
+        self.read(&answer)
+    }
+
+    /// Reads an answer. Fails if it is an error.
+    pub fn read(&self, answer: &str) -> Result<Value, AskError> {
         let answer: Value =
-            serde_json::from_str(&answer).map_err(|source| AskError::Answer { path: self.path.clone(), source })?;
+            serde_json::from_str(answer).map_err(|source| AskError::Answer { path: self.path.clone(), source })?;
         match answer.get("error").and_then(Value::as_str) {
             Some(why) => Err(AskError::Refused(why.into())),
             None => Ok(answer),

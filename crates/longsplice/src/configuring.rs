@@ -102,6 +102,7 @@ impl Reloader {
     /// changed. Returns what has changed.
     pub async fn reload(&self, enforce: bool) -> Result<Reloaded, String> {
         let result = self.try_reload(enforce).await;
+        self.server.events().reloaded(&result);
         match &result {
             Ok(Reloaded { added, moved, removed, reset }) => {
                 let all = [("added", added), ("moved", moved), ("removed", removed)];

@@ -23,6 +23,8 @@
 //! the names of listeners, and the number of connections that were reset; or an error, and nothing has changed
 //! {"version":1,"ask":"upgrade","binary":null,"limit":60}   {"version":1,"upgrading":true,"within":250}, the most seconds until the
 //! next answer; then {"version":1,"process":4711,"program":"0.1.0","listeners":["NAME"],"left":7,"stay":3} (`Upgraded`), or an error
+//! {"version":1,"ask":"events","listener":null,"kinds":[]}   {"time":"...","event":"subscribed","version":1,...}; then a line for each
+//! event (docs/operating.md), without a version, until the client sends something; or an error
 //! {"version":1,"ask":"rule","client":"10.0.0.1","target":"a.example:443","user":"ann"}   {"version":1,"decided":[{"listener":"front",
 //! "server":"192.0.2.1:443","allowed":true,"rule":2,"why":"{ action = ... }"}]}, what rules would say (`Question`)
 //! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
@@ -37,11 +39,11 @@ use crate::{
     args::TRACE_SECONDS_MAX,
     configuring::Reloader,
     handing::successor::Asked,
-    paths,
+    paths, telling,
     which::{Chosen, Which},
 };
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
-use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, Tell};
+use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, Tell, events::Wanted};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -202,6 +204,8 @@ pub enum Ask {
         /// Seconds that each step may take.
         limit: u32,
     },
+    /// Tell what happens from now on.
+    Events(Wanted),
     /// Say what the rules would do with a connection.
     Rule(Question),
     /// Shut the proxy down.
@@ -464,6 +468,13 @@ impl Office {
                     timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await??;
                     continue;
                 }
+                Ok(Ask::Events(wanted)) => match telling::subscribe(&self.server, &self.splicer, wanted) {
+                    Ok(subscription) => {
+                        telling::write((subscription, VERSION), (&mut read, &mut write)).await?;
+                        continue;
+                    }
+                    Err(why) => error(&why),
+                },
                 Ok(Ask::Rule(question)) => match self.server.explain(&question).await {
                     Ok(decided) => json!({ "version": VERSION, "decided": decided }),
                     Err(why) => error(&why),
@@ -577,6 +588,7 @@ impl Office {
             | Ask::Purge { .. }
             | Ask::Reload { .. }
             | Ask::Upgrade { .. }
+            | Ask::Events(_)
             | Ask::Rule(_)
             | Ask::Stop { .. } => unreachable!("answered by attend()"),
             Ask::Inspect { id } => match self.splicer.inspect(id) {
@@ -691,6 +703,7 @@ fn request(line: &[u8]) -> Result<Ask, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use longsplice_proxy::events::Kind;
 
     #[test]
     fn requests() {
@@ -716,6 +729,7 @@ mod tests {
             Ask::Drain { member: "db/a:1".into() },
             Ask::Weight { member: "a:1".into(), weight: Some(7) },
             Ask::Purge { url: "http://a.example/x".into(), below: true, after: Some((0, 7)) },
+            Ask::Events(Wanted { listener: Some("front".into()), kinds: vec![Kind::Ended, Kind::MemberDown] }),
             Ask::Stop { drain: Some(5), flush: true },
         ] {
             let line = serde_json::to_string(&Request { version: VERSION, ask: ask.clone() }).unwrap() + "\n";

@@ -1,7 +1,7 @@
 //! The program as a library: `longsplice run` and the operator's commands.
 //!
 //! `args` is the only table of flags; the help texts, man pages and completions (`man`) are generated from it. `run` is the proxy
-//! itself, `control` its Unix socket; `client`, `ls`, `inspect` and `trace` are the client side of that socket; `doctor`
+//! itself, `control` its Unix socket; `client`, `ls`, `inspect`, `trace` and `events` are the client side of that socket; `doctor`
 //! stands alone. Other public items are for `longsplice-bench`, which observes proxies through their control sockets.
 
 mod admin;
@@ -10,6 +10,7 @@ mod client;
 mod configuring;
 mod control;
 mod doctor;
+mod events;
 mod farm;
 mod handing;
 mod inspect;
@@ -21,6 +22,7 @@ mod paths;
 mod pools;
 mod run;
 mod supervisor;
+mod telling;
 mod tpot;
 mod trace;
 mod which;
@@ -48,6 +50,7 @@ pub fn main() -> ExitCode {
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Kill(args) => client::kill(control, args),
+        Command::Events(args) => events::events(control, args),
         Command::Pools(json) => pools::pools(control, json.json),
         Command::Drain(args) => pools::tell(control, Ask::Drain { member: args.member.clone() }),
         Command::Undrain(args) => pools::tell(control, Ask::Undrain { member: args.member.clone() }),

@@ -386,7 +386,8 @@ async fn replace(predecessor: &Predecessor, prepared: Prepared, asked: Asked) ->
         supervisor::replaced_by(process).await;
     }
     match &upgraded {
-        Ok(Upgraded { process, stay, .. }) => {
+        Ok(Upgraded { process, program, left, stay, .. }) => {
+            predecessor.server.events().handed_over(*process, program, *left, *stay);
             tracing::info!("process {process} serves now; {stay} connections stay here until they end");
         }
         Err(failed) => tracing::error!("cannot upgrade: {failed}"),

@@ -1,8 +1,8 @@
-//! Which flows a command is about: the options of `longsplice ls` and `longsplice kill`, and what requests say of them; and which
-//! server of a pool: those of `longsplice drain`, `undrain` and `weight`.
+//! Which flows a command is about: the options of `longsplice ls` and `longsplice kill`, and what requests say of them; which
+//! server of a pool: those of `longsplice drain`, `undrain` and `weight`; and which events: those of `longsplice events`.
 
 use longsplice_engine::FlowStatus;
-use longsplice_proxy::access::Prefix;
+use longsplice_proxy::{access::Prefix, events::Kind};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -58,6 +58,22 @@ pub struct WeightArgs {
     /// 1 to 256; without it, the weight of the configuration.
     #[arg(value_name = "WEIGHT", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub weight: Option<u16>,
+}
+
+/// Arguments of `longsplice events`.
+#[derive(Debug, clap::Args)]
+pub struct EventsArgs {
+    /// Of connections, print only those of the listener with this name.
+    #[arg(long, value_name = "NAME")]
+    pub listener: Option<String>,
+
+    /// Print only events of these kinds, separated by commas; what was missed is always said.
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    pub kind: Vec<Kind>,
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    serde_json::from_value(text.into()).map_err(|e| e.to_string())
 }
 
 /// [`Which`] with prefixes that were read.

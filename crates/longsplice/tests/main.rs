@@ -10,6 +10,7 @@ mod descriptors;
 mod edge;
 mod edge_network;
 mod endings;
+mod events;
 mod examples;
 mod first_bytes;
 mod ftp;

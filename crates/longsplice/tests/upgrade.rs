@@ -2,7 +2,7 @@
 //! running one goes on.
 
 use crate::running::{
-    LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, loopback_echo, round_trip,
+    Control, LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, loopback_echo, round_trip,
 };
 use longsplice_lab::{
     Family,
@@ -116,6 +116,25 @@ fn copied_connections_stay_and_new_ones_are_taken() {
     proxies.stop();
     assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
     assert!(!proxies.first.control().exists());
+}
+
+/// Whoever listens hears who serves now, and what becomes of the connections that stay.
+#[test]
+fn subscribers_hear_of_it() {
+    let mut proxies = Dynasty::of(Running::copying(&loopback_echo(), &[]));
+    let mut stays = connect(proxies.first.address());
+    round_trip(&mut stays, b"before");
+    let mut heard = Control::of(&proxies.first);
+    heard.send("{\"version\":1,\"ask\":\"events\",\"kinds\":[\"handed-over\",\"ended\"]}\n");
+    assert_eq!(heard.answer()["process"], proxies.first.id());
+    proxies.upgrade(&[]);
+    let told = heard.answer();
+    assert_eq!((&told["event"], &told["process"]), (&"handed-over".into(), &proxies.others[0].into()), "{told}");
+    assert_eq!((&told["stay"], &told["left"]), (&1.into(), &0.into()), "{told}");
+    drop(stays);
+    assert_eq!(heard.answer()["event"], "ended");
+    assert!(proxies.first.wait().success(), "the old process does not wait for who listens");
+    proxies.stop();
 }
 
 #[test]

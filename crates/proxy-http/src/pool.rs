@@ -219,7 +219,7 @@ mod tests {
         let sticky =
             Sticky { cookie: "srv".into(), secret: "s".into(), secure: true, max_age: Some(Duration::from_secs(60)) };
         let config = PoolConfig::new("p".into(), vec![server(1), server(2), server(3)]);
-        let general = pool::Pool::new(PoolConfig { sticky: Some(sticky), ..config }, None);
+        let general = pool::Pool::new(PoolConfig { sticky: Some(sticky), ..config }, None, &Arc::default());
         let pool = Pool::new(Arc::new(general));
         let request = |cookie: &str| {
             let head = format!("GET / HTTP/1.1\r\nHost: a\r\nCookie: {cookie}\r\n\r\n");

@@ -19,6 +19,7 @@ use crate::{
         workers::{Loads, Seat},
     },
     counters::{CounterValues, Counters},
+    events::Events,
     limits::{Counted, Full, Slot},
     log::access_log::{AccessLog, Record},
     pool::Pools,
@@ -118,6 +119,8 @@ pub struct ServerContext {
     /// What the configuration has opened that is in force.
     pub(crate) opened: RwLock<Arc<Opened>>,
     pub(crate) log: AccessLog,
+    /// Tells who wants to hear what happens.
+    pub(crate) events: Arc<Events>,
     /// What happened so far.
     pub counters: Arc<Counters>,
     pub(crate) loads: Loads,
@@ -167,6 +170,12 @@ impl ServerContext {
         (target, server): (&Target, SocketAddr),
     ) -> Result<(), Denied> {
         self.roll.decided(client, &listener.rules, subject, (target, listener.judged(target, server)))
+    }
+
+    /// Writes a line of the access log, and tells who wants to hear of it.
+    pub(crate) fn write(&self, record: Record) {
+        self.events.line(&record);
+        self.log.write(record);
     }
 
     /// Returns what is open now.

@@ -22,6 +22,7 @@ pub mod commands;
 pub mod config;
 pub mod context;
 pub mod counters;
+pub mod events;
 pub mod fault;
 pub mod fields;
 pub mod filter;

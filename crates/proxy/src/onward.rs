@@ -186,5 +186,5 @@ pub async fn linger(client: &mut Leg) {
 pub fn write(live: &Live, mut record: Record, started: Instant) {
     record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     live.summed.add(&record);
-    live.shared.log.write(record);
+    live.shared.write(record);
 }

@@ -17,6 +17,7 @@ mod queue;
 use crate::{
     config::pool::{Balance, HealthLimits, PoolConfig, ServerConfig},
     counters::Counters,
+    events::{Events, Kind},
     log::access_log::Record,
     resolve::Resolver,
     target::Target,
@@ -93,6 +94,7 @@ pub struct Member {
     is_checked: bool,
     state: Arc<State>,
     queue: Arc<Queue>,
+    events: Arc<Events>,
 }
 
 /// What is known of a server, whatever a reload changes.
@@ -145,19 +147,19 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns pools of this configuration. What is there already, and the same, is used again.
-pub fn open(config: &[PoolConfig], before: &Pools) -> Pools {
+/// Returns pools of this configuration. What is there already, and the same, is used again. `events`: whom to tell of their servers.
+pub fn open(config: &[PoolConfig], before: &Pools, events: &Arc<Events>) -> Pools {
     let pool = |config: &PoolConfig| {
         let before = before.get(&config.name);
         let same = before.filter(|before| before.config == *config).cloned();
-        (config.name.clone(), same.unwrap_or_else(|| Arc::new(Pool::new(config.clone(), before.map(|p| &**p)))))
+        (config.name.clone(), same.unwrap_or_else(|| Arc::new(Pool::new(config.clone(), before.map(|p| &**p), events))))
     };
     Arc::new(config.iter().map(pool).collect())
 }
 
 impl Pool {
     /// `before`: the pool of the same name in the configuration before.
-    pub fn new(config: PoolConfig, before: Option<&Pool>) -> Pool {
+    pub fn new(config: PoolConfig, before: Option<&Pool>, events: &Arc<Events>) -> Pool {
         let pool: Arc<str> = config.name.as_str().into();
         let queue = before.map(|before| before.queue.clone()).unwrap_or_default();
         let member = |(index, server): (usize, &ServerConfig)| {
@@ -178,6 +180,7 @@ impl Pool {
                 is_checked: config.check.is_some(),
                 state,
                 queue: queue.clone(),
+                events: events.clone(),
             })
         };
         let members: Vec<_> = config.servers.iter().enumerate().map(member).collect();
@@ -277,10 +280,12 @@ impl Member {
                 self.queue.freed();
                 Counters::add(&counters.servers_up);
                 tracing::info!("pool {}: {} is up: {why}", self.pool, self.name);
+                self.events.member(Kind::MemberUp, (&self.pool, &self.name), why);
             }
             Some(Change::Down) => {
                 Counters::add(&counters.servers_down);
                 tracing::warn!("pool {}: {} is down: {why}", self.pool, self.name);
+                self.events.member(Kind::MemberDown, (&self.pool, &self.name), why);
             }
             None => {}
         }

@@ -14,7 +14,7 @@ fn config(servers: &[u16]) -> PoolConfig {
 }
 
 fn pool(balance: Balance) -> Pool {
-    Pool::new(PoolConfig { balance, ..config(&[1, 2, 3]) }, None)
+    Pool::new(PoolConfig { balance, ..config(&[1, 2, 3]) }, None, &Arc::default())
 }
 
 fn picked(pool: &Pool, tried: &[usize]) -> Option<usize> {
@@ -36,7 +36,7 @@ fn succeed(pool: &Pool, index: usize) {
 #[test]
 fn those_that_are_up_come_first_and_those_that_checks_take_down_never() {
     let check = Some(Check::default());
-    let pool = Pool::new(PoolConfig { check, ..config(&[1, 2, 3]) }, None);
+    let pool = Pool::new(PoolConfig { check, ..config(&[1, 2, 3]) }, None, &Arc::default());
     fail(&pool, 0);
     assert_eq!([0; 4].map(|_| picked(&pool, &[])), [Some(1), Some(2), Some(1), Some(2)]);
     assert_eq!(picked(&pool, &[1, 2]), Some(0), "better than none");
@@ -61,7 +61,7 @@ fn a_server_that_is_back_starts_slowly() {
     let server = |n: u16| ServerConfig { weight: 2, ..ServerConfig::new(format!("192.0.2.1:{n}").parse().unwrap()) };
     let slow_start = Duration::from_secs(10);
     let config = PoolConfig { slow_start, ..PoolConfig::new("p".into(), vec![server(1), server(2)]) };
-    let pool = Pool::new(config, None);
+    let pool = Pool::new(config, None, &Arc::default());
     let [first, _] = &pool.members[..] else { panic!() };
     let now = Instant::now();
     assert_eq!(first.weight_at(now), 200, "it was never away");
@@ -88,13 +88,13 @@ fn a_key_moves_only_while_its_server_is_down() {
 
 #[test]
 fn what_is_known_of_a_server_outlives_a_reload() {
-    let before = open(&[config(&[1, 2, 3])], &Pools::default());
+    let before = open(&[config(&[1, 2, 3])], &Pools::default(), &Arc::default());
     let old = &before["p"];
     let leases = [0; 3].map(|_| old.pick(KEY, &[]).unwrap());
     fail(old, 0);
     // the first one is gone, and there is a new one
     let other = PoolConfig { balance: Balance::LeastConnections, ..config(&[4, 3, 1]) };
-    let after = open(std::slice::from_ref(&other), &before);
+    let after = open(std::slice::from_ref(&other), &before, &Arc::default());
     let new = &after["p"];
     assert!(!Arc::ptr_eq(old, new));
     let active = |pool: &Pool| pool.members.iter().map(|m| m.state.active.load(Relaxed)).collect::<Vec<_>>();
@@ -104,16 +104,16 @@ fn what_is_known_of_a_server_outlives_a_reload() {
     assert_eq!(picked(new, &[0]), Some(1));
     drop(leases);
     assert_eq!(active(new), [0, 0, 0], "connections from before end");
-    assert!(Arc::ptr_eq(new, &open(&[other], &after)["p"]), "the same one goes on");
+    assert!(Arc::ptr_eq(new, &open(&[other], &after, &Arc::default())["p"]), "the same one goes on");
 }
 
 #[test]
 fn without_checks_none_keeps_a_server_down() {
     let check = Some(Check::default());
-    let before = open(&[PoolConfig { check, ..config(&[1]) }], &Pools::default());
+    let before = open(&[PoolConfig { check, ..config(&[1]) }], &Pools::default(), &Arc::default());
     fail_checks(&before["p"], 0);
     assert_eq!(picked(&before["p"], &[]), None);
-    let after = open(&[config(&[1])], &before);
+    let after = open(&[config(&[1])], &before, &Arc::default());
     assert_eq!(picked(&after["p"], &[]), Some(0));
 }
 
@@ -121,7 +121,7 @@ fn without_checks_none_keeps_a_server_down() {
 fn backups_stand_in_while_no_other_is_up() {
     let mut config = config(&[1, 2, 3]);
     config.servers[0].backup = true;
-    let pool = Pool::new(config, None);
+    let pool = Pool::new(config, None, &Arc::default());
     assert_eq!([0; 3].map(|_| picked(&pool, &[])), [Some(1), Some(2), Some(1)]);
     assert_eq!(picked(&pool, &[1, 2]), Some(0), "the others do not accept");
     fail(&pool, 1);
@@ -147,7 +147,7 @@ async fn waiting(pool: &Pool, n: u32) {
 
 #[tokio::test]
 async fn who_has_waited_longest_is_next() {
-    let pool = Arc::new(Pool::new(limited(&[1, 2], 2), None));
+    let pool = Arc::new(Pool::new(limited(&[1, 2], 2), None, &Arc::default()));
     let enter = || {
         let pool = pool.clone();
         tokio::spawn(async move { pool.enter(KEY, &[]).await.map(|lease| (lease.0.index, lease)) })
@@ -174,7 +174,7 @@ async fn who_has_waited_longest_is_next() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_for_ever_and_who_gives_up_leaves() {
-    let pool = Pool::new(limited(&[1], 1), None);
+    let pool = Pool::new(limited(&[1], 1), None, &Arc::default());
     let lease = pool.enter(KEY, &[]).await.unwrap();
     assert!(matches!(pool.enter(KEY, &[]).await, Err(Fault::Timeout(Step::Queue))));
     drop(tokio::time::timeout(Duration::from_millis(1), pool.enter(KEY, &[])).await);
@@ -187,9 +187,9 @@ async fn nobody_waits_for_ever_and_who_gives_up_leaves() {
 
 #[tokio::test]
 async fn a_connection_from_before_a_reload_gives_its_place_to_one_that_waits() {
-    let before = open(&[limited(&[1], 1)], &Pools::default());
+    let before = open(&[limited(&[1], 1)], &Pools::default(), &Arc::default());
     let lease = before["p"].pick(KEY, &[]).unwrap();
-    let after = open(&[limited(&[1], 2)], &before);
+    let after = open(&[limited(&[1], 2)], &before, &Arc::default());
     let pool = after["p"].clone();
     let waiter = tokio::spawn(async move { pool.enter(KEY, &[]).await.is_ok() });
     waiting(&after["p"], 1).await;
@@ -199,7 +199,7 @@ async fn a_connection_from_before_a_reload_gives_its_place_to_one_that_waits() {
 
 #[test]
 fn operators_tell_servers_what_to_take() {
-    let pools = open(&[config(&[1, 2, 3])], &Pools::default());
+    let pools = open(&[config(&[1, 2, 3])], &Pools::default(), &Arc::default());
     let tell = |pools: &Pools, member: &str, what| commanded::tell(pools, member, what);
     let state = |pools: &Pools, index: usize| {
         let member = &commanded::values(pools)[0].members[index];
@@ -217,13 +217,13 @@ fn operators_tell_servers_what_to_take() {
         assert_eq!(tell(&pools, unknown, Tell::Drain), None, "{unknown}");
     }
     // a reload changes nothing of it, but a new weight in the configuration counts
-    let after = open(&[PoolConfig { tries: 1, ..config(&[1, 2, 3]) }], &pools);
+    let after = open(&[PoolConfig { tries: 1, ..config(&[1, 2, 3]) }], &pools, &Arc::default());
     assert_eq!((state(&after, 0).0, state(&after, 1).1), ("drained", 3));
     let three: Vec<_> = (0..8).map(|_| picked(&after["p"], &[]).unwrap()).collect();
     assert_eq!(three.iter().filter(|index| **index == 1).count(), 6);
     let mut other = config(&[1, 2, 3]);
     other.servers[1].weight = 2;
-    assert_eq!(state(&open(&[other], &after), 1).1, 2);
+    assert_eq!(state(&open(&[other], &after, &Arc::default()), 1).1, 2);
     tell(&after, "p/192.0.2.1:2", Tell::Weigh(None));
     tell(&after, "p/192.0.2.1:1", Tell::Undrain);
     drop(lease);

@@ -21,6 +21,7 @@ use crate::{
         workers::Workers,
     },
     counters::{CounterValues, ListenerValues, tcp_memory},
+    events::Events,
     inherited::Inherited,
     limits::{CONNECTIONS, Counted},
     log::access_log::AccessLog,
@@ -96,6 +97,7 @@ pub struct Prepared {
     /// Bound sockets; `None` for listeners that do not bind one.
     sockets: Vec<Option<BoundSocket>>,
     log: AccessLog,
+    events: Arc<Events>,
     taps: TapDirs,
     pools: Pools,
     services: Vec<Arc<dyn Service>>,
@@ -123,12 +125,13 @@ impl Prepared {
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
         let taps = taps(&config, &TapDirs::default())?;
-        let pools = pool::open(&config.pools, &Pools::default());
+        let events = Arc::default();
+        let pools = pool::open(&config.pools, &Pools::default(), &events);
         let services = services.iter().map(|open| open(&config, &pools)).collect::<Result<Vec<_>, _>>()?;
         let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
         match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
             Some(missing) => Err(StartError::NotServed(missing.name())),
-            None => Ok(Prepared { config, sockets, log, taps, pools, services, inherited: inherited.into() }),
+            None => Ok(Prepared { config, sockets, log, events, taps, pools, services, inherited: inherited.into() }),
         }
     }
 
@@ -139,7 +142,7 @@ impl Prepared {
 
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
-        let Prepared { config, sockets, log, taps, pools, services, inherited } = self;
+        let Prepared { config, sockets, log, events, taps, pools, services, inherited } = self;
         let tpot = tpot::open(&config)?;
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
@@ -150,6 +153,7 @@ impl Prepared {
             tpot: tpot.as_ref().map(Arc::downgrade).unwrap_or_default(),
             opened: Default::default(),
             log,
+            events,
             counters: Arc::default(),
             loads: workers.loads(),
             relays: Relays::default(),
@@ -360,6 +364,11 @@ impl Server {
         };
         opened.services.iter().for_each(|service| service.count(&mut values));
         values
+    }
+
+    /// Returns what tells of all that happens.
+    pub fn events(&self) -> &Arc<Events> {
+        &self.shared.events
     }
 
     /// Returns what there is to see of the pools.

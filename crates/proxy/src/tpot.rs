@@ -181,7 +181,7 @@ pub(crate) fn pipeline(shared: &Arc<ServerContext>, fronts: &Fronts, listener: &
         record.target = Some(server.to_string());
         record.fault(&fault);
         front.summed.add(&record);
-        shared.log.write(record);
+        shared.write(record);
     };
     listener.pipeline(handshake, allow, refused)
 }

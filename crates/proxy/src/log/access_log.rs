@@ -99,7 +99,8 @@ impl From<&Path> for LogTarget {
 /// Contents of a line.
 #[derive(Debug, Clone, Serialize)]
 pub struct Record {
-    /// Time at which the connection ended: RFC 3339, UTC, milliseconds.
+    /// Time at which the connection ended: RFC 3339, UTC, milliseconds. Empty until the line is written.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub time: String,
     /// Number of the flow; none if there was no flow.
     pub id: Option<u64>,

@@ -1,6 +1,7 @@
 //! What operators see of pools, and tell their servers. It lasts until the program ends, over reloads as well.
 
 use super::{Member, Pool, Pools, ServerHealth};
+use crate::events::Kind;
 use serde::Serialize;
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
@@ -93,7 +94,12 @@ impl Member {
             Tell::Drain | Tell::Undrain => {
                 self.state.drained.store(what == Tell::Drain, Relaxed);
                 self.queue.freed();
-                if what == Tell::Drain { "takes nothing new" } else { "takes its share again" }.to_owned()
+                let (kind, told) = match what {
+                    Tell::Drain => (Kind::MemberDrained, "takes nothing new"),
+                    _ => (Kind::MemberUndrained, "takes its share again"),
+                };
+                self.events.member(kind, (&self.pool, &self.name), &"it was told so");
+                told.to_owned()
             }
             Tell::Weigh(weight) => {
                 let told = weight.map_or(0, |weight| self.weight << 16 | u32::from(weight));

@@ -39,8 +39,9 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         return reset(&live, client);
     }
     // Same as a limit at accept: no line in the access log.
-    if live.is_from(client.source()).is_err() {
+    if let Err(full) = live.is_from(client.source()) {
         Counters::add(&live.shared.counters.over_limit);
+        live.shared.events.turned_away(listener, client.source(), &full);
         return reset(&live, client);
     }
     if let Some(handler) = &front.handler {

@@ -381,6 +381,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
         // No line in the access log: a flood must not displace the lines of served clients.
         Err(full) => {
             Counters::add(&shared.counters.over_limit);
+            shared.events.turned_away(&front.listener, client, &full);
             complaints.tell(&format!("{client} turned away: {full}"));
             for leg in legs {
                 leg.reset_at_close();

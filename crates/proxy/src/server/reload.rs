@@ -321,7 +321,7 @@ fn open(
     let log = log_changes.then(|| shared.log.prepare(&config.log)).transpose().map_err(open)?;
     let now = shared.opened();
     let taps = taps(config, &now.taps)?;
-    let pools = pool::open(&config.pools, &now.pools);
+    let pools = pool::open(&config.pools, &now.pools, &shared.events);
     let services = now.services.iter().map(|service| service.reopen(config, &pools)).collect::<Result<_, _>>()?;
     Ok(Beside { sockets, log, opened: Opened { taps, pools, services, ..Opened::default() } })
 }

@@ -25,7 +25,7 @@ pub(super) fn take_up(shared: &Arc<ServerContext>, doors: &[Door]) {
             let mut record = record(front.as_deref(), &ended, known);
             record.duration_ms = ended.duration_ms;
             front.into_iter().for_each(|front| front.summed.add(&record));
-            shared.log.write(record);
+            shared.write(record);
         }
     });
     let of_earlier = Arc::downgrade(shared);
