@@ -127,3 +127,7 @@ fn lines(parts: &[&[u8]]) -> Cleared {
     }
     Cleared::from_vec(all)
 }
+
+#[cfg(test)]
+#[path = "external_check_tests.rs"]
+mod tests;
