@@ -89,7 +89,7 @@ pub enum Command {
     /// after --seconds, or with the flow. Only one flow can be traced at a time. Forwarding costs more meanwhile, because
     /// each segment of the flow takes the general way.
     Trace(TraceArgs),
-    /// Splice a flow now, whatever its policy says.
+    /// Splice a flow now, whatever its policy says of when. Where the policy is to never splice, it is copied on.
     Splice(Flow),
     /// Take a spliced flow back into the program, and copy it from then on.
     Unsplice(Flow),
