@@ -488,7 +488,7 @@ impl Forwarder {
 
     /// Waits until `n` flows have ended, and returns their records.
     pub fn ended(&self, n: usize) -> Vec<Ended> {
-        let all = wait_for(Duration::from_secs(10), || {
+        let all = wait_for(Duration::from_secs(30), || {
             let e = self.ended.lock().expect("lock");
             (e.len() >= n).then(|| e.clone())
         });
