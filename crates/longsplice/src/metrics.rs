@@ -3,7 +3,9 @@
 
 use crate::args::version;
 use longsplice_engine::Splicer;
-use longsplice_proxy::{Kind, LIFETIMES_MS, ListenerValues, MemberValues, Metric, PoolValues, Server};
+use longsplice_proxy::{
+    Kind, LIFETIMES_MS, ListenerValues, MemberValues, Metric, PoolValues, Server, Times, Totals, WAITS_MS,
+};
 use nix::{
     sys::resource::{Resource, getrlimit},
     unistd::{SysconfVar, sysconf},
@@ -131,18 +133,29 @@ impl Snapshot {
             [of("up", t.bytes_up, t.spliced_up), of("down", t.bytes_down, t.spliced_down)].concat()
         });
         counters(to, about, bytes)?;
-        let about = ("longsplice_listener_lifetime_seconds", "How long what has ended had lived.");
-        let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Histogram)?;
-        for l in &self.listeners {
-            let bounds = LIFETIMES_MS.iter().map(|ms| *ms as f64 / 1e3).chain([f64::MAX]); // the last one is written as +Inf
-            let groups: Vec<_> = bounds.zip(l.totals.lifetimes).collect();
-            let (seconds, all) = (l.totals.lifetimes_ms as f64 / 1e3, l.totals.lifetimes.iter().sum());
-            let labels = [("listener", &*l.name)];
-            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(seconds, all, &groups, None)?;
+        let histograms: [OfTotals; 3] = [
+            ("lifetime", "How long what has ended had lived.", &LIFETIMES_MS, |t| &t.lifetimes),
+            ("connect", "How long it took to connect to a server, or to give up.", &WAITS_MS, |t| &t.connects),
+            ("reply", "How long servers took to reply to requests of HTTP.", &WAITS_MS, |t| &t.replies),
+        ];
+        for (name, help, bounds, of) in histograms {
+            let name = format!("longsplice_listener_{name}_seconds");
+            let mut family = to.encode_descriptor(&name, help, None, MetricType::Histogram)?;
+            for l in &self.listeners {
+                let times = of(&l.totals);
+                let bounds = bounds.iter().map(|ms| *ms as f64 / 1e3).chain([f64::MAX]); // the last one is written as +Inf
+                let groups: Vec<_> = bounds.zip(times.by_bound).collect();
+                let (seconds, all) = (times.sum_ms as f64 / 1e3, times.by_bound.iter().sum());
+                let labels = [("listener", &*l.name)];
+                family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(seconds, all, &groups, None)?;
+            }
         }
         Ok(())
     }
 }
+
+/// Name and meaning of a histogram, its bounds in milliseconds, and the times of a listener.
+type OfTotals = (&'static str, &'static str, &'static [u64; 8], fn(&Totals) -> &Times);
 
 /// Name and meaning of a metric, and the value of a server.
 type OfMember<N> = (&'static str, &'static str, fn(&MemberValues) -> N);

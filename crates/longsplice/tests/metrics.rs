@@ -12,6 +12,7 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -110,9 +111,13 @@ fn what_is_counted_is_served() {
         ("bytes_total", ",direction=\"down\",stage=\"copied\"", down - spliced_down),
         ("bytes_total", ",direction=\"down\",stage=\"spliced\"", spliced_down),
         ("lifetime_seconds_count", "", 1.0),
-        ("lifetime_seconds_sum", "", of_front["lifetimes_ms"].as_f64().unwrap() / 1e3),
+        ("lifetime_seconds_sum", "", of_front["lifetimes"]["sum_ms"].as_f64().unwrap() / 1e3),
         ("lifetime_seconds_bucket", ",le=\"86400.0\"", 1.0),
         ("lifetime_seconds_bucket", ",le=\"+Inf\"", 1.0),
+        ("connect_seconds_count", "", 1.0),
+        ("connect_seconds_sum", "", of_front["connects"]["sum_ms"].as_f64().unwrap() / 1e3),
+        ("connect_seconds_bucket", ",le=\"10.0\"", 1.0),
+        ("reply_seconds_count", "", 0.0), // it is no listener for HTTP
     ] {
         // the encoder puts the bound of a group first
         let (own, all) = (labels.trim_start_matches(','), format!("listener=\"front\"{labels}"));
@@ -142,22 +147,101 @@ fn prometheus_reads_them() {
     let setting = setting(&format!("listen = \"{ADMIN}\""));
     let proxy = setting.start();
     let _client = spliced(&setting, &proxy);
-    let file = setting.dir.path().join("prometheus.yml");
-    let targets =
-        format!("scrape_configs: [{{job_name: x, scrape_interval: 1s, static_configs: [{{targets: ['{ADMIN}']}}]}}]");
-    fs::write(&file, targets).unwrap();
-    let mut prometheus = setting.lab.forwarder.command("prometheus");
-    prometheus.arg(format!("--config.file={}", file.display()));
-    prometheus.arg(format!("--storage.tsdb.path={}", setting.dir.path().join("data").display()));
-    prometheus.arg("--web.listen-address=127.0.0.1:9090");
-    let _prometheus = ChildGuard::spawn(&mut prometheus).unwrap();
+    let prometheus = Prometheus::start(&setting);
     for (query, want) in [("up", "1"), ("longsplice_accepted_total", "1"), ("longsplice_live", "1")] {
-        let url = format!("http://127.0.0.1:9090/api/v1/query?query={query}");
         eventually(query, || {
-            let said = setting.lab.forwarder.execute("curl", &["-s", &url]).ok()?;
-            let said: Value = serde_json::from_str(&said).ok()?;
+            let said = prometheus.says("query", query)?;
             (said["data"]["result"][0]["value"][1] == want).then_some(())
         });
+    }
+}
+
+/// The alerts and the board that are installed as examples: of metrics that exist, in a language that Prometheus understands.
+#[test]
+#[ignore = "root"]
+fn prometheus_understands_the_alerts_and_the_board() {
+    let pool = format!("listen = \"{ADMIN}\"\n[pool.web]\nservers = [\"10.77.2.2:80\"]\n");
+    let setting = setting(&pool);
+    let mut proxy = setting.start();
+    drop(spliced(&setting, &proxy));
+    proxy.flows_end();
+    let served = metrics(&setting);
+    let [alerts, board] =
+        ["prometheus-alerts.yml", "grafana-dashboard.json"].map(|file| fs::read_to_string(dist(file)).unwrap());
+    let of_program =
+        |word: &&str| ["longsplice_", "process_"].iter().any(|p| word.strip_prefix(p).is_some_and(|s| !s.is_empty()));
+    let words = |text: &str| -> Vec<String> {
+        let all = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+        all.filter(of_program).map(str::to_owned).collect()
+    };
+    for word in [words(&alerts), words(&board)].concat() {
+        let is_served =
+            |name: &String| name.strip_prefix(&word).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
+        assert!(served.keys().any(|name| is_served(name)), "{word}");
+    }
+    let prometheus = Prometheus::start(&setting);
+    let rules = || prometheus.says("rules", "").map(|said| said["data"]["groups"][0]["rules"].clone());
+    eventually("rules that are evaluated", || {
+        let rules = rules()?;
+        let rules = rules.as_array().filter(|rules| rules.iter().all(|rule| rule["health"] == "ok"))?;
+        (rules.len() == alerts.matches("- alert:").count()).then_some(())
+    });
+    let board: Value = serde_json::from_str(&board).unwrap();
+    let panels = board["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut asked = 0;
+    for target in targets {
+        let query = target["expr"].as_str().unwrap().replace("$__rate_interval", "10s").replace("$instance", ".*");
+        let said = prometheus.says("query", &query).unwrap();
+        assert_eq!(said["status"], "success", "{query}: {said}");
+        asked += 1;
+    }
+    assert!(asked > 15, "{asked}");
+    // of what is no longer there, an alert tells
+    proxy.stop(&setting.pins[0]);
+    eventually("an alert", || {
+        let rules = rules()?;
+        rules
+            .as_array()?
+            .iter()
+            .any(|rule| rule["name"] == "LongspliceDown" && rule["state"] == "pending")
+            .then_some(())
+    });
+}
+
+/// A file of those that are installed.
+fn dist(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist").join(file)
+}
+
+/// A Prometheus that reads the metrics each second, with the alerts that are installed as an example.
+struct Prometheus<'s> {
+    setting: &'s Setting,
+    _process: ChildGuard,
+}
+
+impl Prometheus<'_> {
+    fn start(setting: &Setting) -> Prometheus<'_> {
+        let file = setting.dir.path().join("prometheus.yml");
+        let text = format!(
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
+             rule_files: ['{}']\n\
+             scrape_configs: [{{job_name: longsplice, static_configs: [{{targets: ['{ADMIN}']}}]}}]\n",
+            dist("prometheus-alerts.yml").display()
+        );
+        fs::write(&file, text).unwrap();
+        let mut prometheus = setting.lab.forwarder.command("prometheus");
+        prometheus.arg(format!("--config.file={}", file.display()));
+        prometheus.arg(format!("--storage.tsdb.path={}", setting.dir.path().join("data").display()));
+        prometheus.arg("--web.listen-address=127.0.0.1:9090");
+        Prometheus { setting, _process: ChildGuard::spawn(&mut prometheus).unwrap() }
+    }
+
+    /// What its HTTP interface answers; none while it starts.
+    fn says(&self, what: &str, query: &str) -> Option<Value> {
+        let (url, query) = (format!("http://127.0.0.1:9090/api/v1/{what}"), format!("query={query}"));
+        let said = self.setting.lab.forwarder.execute("curl", &["-sG", "--data-urlencode", &query, &url]).ok()?;
+        serde_json::from_str(&said).ok()
     }
 }
 

@@ -275,7 +275,7 @@ impl Row<'_> {
         let listener = &self.front.listener;
         let subject = routed.subject(&self.client);
         self.client.leg.speaks_first(false);
-        let server = match connect(self.shared(), listener, &self.client.leg, &subject, target).await {
+        let server = match connect(self.shared(), listener, &self.client.leg, &subject, target, record).await {
             Ok(server) => Stream::new(server),
             Err(fault) => return self.refuse(routed.request, record, &fault, status_of(&fault)).await,
         };

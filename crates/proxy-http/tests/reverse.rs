@@ -405,3 +405,28 @@ async fn rules_know_methods_and_paths() {
     let statuses: Vec<_> = found.split("HTTP/1.1 ").skip(1).map(|r| &r[..3]).collect();
     assert_eq!(statuses, ["200", "403", "400", "200"], "{found}");
 }
+
+/// How long clients wait, and for what.
+#[tokio::test]
+async fn the_log_says_how_long_connections_and_replies_took() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = site(&[listener.local_addr().unwrap()], "").await;
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        for wait in [40, 0] {
+            until(&mut stream, HEAD).await;
+            sleep(Duration::from_millis(wait)).await;
+            stream.write_all(OK.as_bytes()).await.unwrap();
+        }
+    });
+    let found = answer(&proxy, &[get("/a"), last("/b")].concat()).await;
+    assert_eq!(bodies(&found), ["ok", "ok"]);
+    server.await.unwrap();
+    let lines = proxy.lines().await;
+    let [first, second] = &lines[..] else { panic!("{lines:?}") };
+    assert!(first["connect_ms"].is_u64() && second["connect_ms"].is_null(), "one connection for both: {lines:?}");
+    assert!(first["reply_ms"].as_u64() >= Some(40) && second["reply_ms"].is_u64(), "{lines:?}");
+    let totals = proxy.server.listeners().remove(0).totals;
+    let counted = [&totals.connects, &totals.replies].map(|times| times.by_bound.iter().sum::<u64>());
+    assert_eq!(counted, [1, 2]);
+}

@@ -59,6 +59,8 @@ pub(crate) struct State {
     phase: Phase,
     /// The server, once it is known.
     target: Option<Target>,
+    /// How long it took to connect to it, in milliseconds.
+    connect_ms: Option<u64>,
     /// The user that the server was told.
     user: Option<String>,
     /// The user of the proxy.
@@ -209,6 +211,7 @@ impl Session<'_> {
         record.server = self.server.as_ref().map(|server| server.leg.remote());
         record.target = self.state.target.as_ref().map(Target::to_string);
         record.user = self.state.proxy_user.clone().or(self.state.user.clone());
+        record.connect_ms = self.state.connect_ms;
         record
     }
 
@@ -472,6 +475,7 @@ impl Session<'_> {
             Named::Path(path) => verb::resolve(self.state.directory.as_deref(), path),
             Named::Nothing | Named::Unknown => None,
         };
+        record.connect_ms = None; // that is the session's
         record.method = Some(command.verb.clone());
         if matches!(Kind::of(&command.verb), Kind::Pass | Kind::Account | Kind::Protect) {
             return record; // passwords, and what stands for them

@@ -70,4 +70,4 @@ pub use server::{
     reload::Reloaded,
 };
 pub use start_error::StartError;
-pub use totals::{LIFETIMES_MS, Totals};
+pub use totals::{LIFETIMES_MS, Times, Totals, WAITS_MS};

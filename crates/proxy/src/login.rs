@@ -83,9 +83,9 @@ pub(crate) async fn handshake(
             } else {
                 Cow::Borrowed(&listener.rules)
             };
-            connect_under(&rules, shared, listener, client, &subject, (&chosen.target, wanted)).await
+            connect_under(&rules, shared, listener, client, &subject, (&chosen.target, wanted), record).await
         }
-        false => connect(shared, listener, client, &subject, &chosen.target).await,
+        false => connect(shared, listener, client, &subject, &chosen.target, record).await,
     };
     let mut out = Vec::new();
     let mut server = match connected {

@@ -11,7 +11,7 @@ use crate::{
     context::{Front, Live, ServerContext, roll::Enrolled},
     counters::Counters,
     fault::Fault,
-    log::access_log::Record,
+    log::access_log::{Record, ms_since},
     onward::dial::dial,
     pool::Lease,
     target::Target,
@@ -61,15 +61,17 @@ pub struct Relayed {
     pub passed: Option<Box<[u64; 2]>>,
 }
 
-/// Connects to the target, if the rules of the listener allow it.
+/// Connects to the target, if the rules of the listener allow it. Notes in the record how long it took.
 pub async fn connect(
     shared: &ServerContext,
     listener: &ListenerConfig,
     client: &Leg,
     subject: &Subject<'_>,
     target: &Target,
+    record: &mut Record,
 ) -> Result<Leg, Fault> {
-    connect_under(&listener.rules, shared, listener, client, subject, (target, listener.wanted(client))).await
+    let to = (target, listener.wanted(client));
+    connect_under(&listener.rules, shared, listener, client, subject, to, record).await
 }
 
 /// Connects under other rules than those of the listener. `at`: the address of the target, if that is known.
@@ -80,8 +82,12 @@ pub(crate) async fn connect_under(
     client: &Leg,
     subject: &Subject<'_>,
     (target, at): (&Target, Option<SocketAddr>),
+    record: &mut Record,
 ) -> Result<Leg, Fault> {
-    let mut server = dial(shared, listener, rules, client, subject, (target, at)).await?;
+    let began = Instant::now();
+    let called = dial(shared, listener, rules, client, subject, (target, at)).await;
+    record.connect_ms = Some(ms_since(began));
+    let mut server = called?;
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),
         Err(e) => {
@@ -100,7 +106,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     let route = record.route.map(String::into_boxed_str);
     let listener = record.listener;
     let target = record.target.unwrap_or_default();
-    let (listen, command) = (record.listen, record.command);
+    let (listen, command, connect_ms) = (record.listen, record.command, record.connect_ms);
     // Boxed: other connections have none of these, and all wait in memory.
     let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
     let Ready { server, left, lease } = ready;
@@ -114,7 +120,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         record.target = Some(info.target.to_string());
         record.user = info.user.as_deref().map(String::from);
         record.route = route.map(String::from);
-        record.command = command;
+        (record.command, record.connect_ms) = (command, connect_ms);
         if let Some(http) = http {
             let (method, uri, status) = *http;
             (record.method, record.uri, record.status) = (Some(method), uri, status);
@@ -184,7 +190,7 @@ pub async fn linger(client: &mut Leg) {
 
 /// Writes the log line of a connection or request that has ended, and adds it to the totals of its listener.
 pub fn write(live: &Live, mut record: Record, started: Instant) {
-    record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    record.duration_ms = ms_since(started);
     live.summed.add(&record);
     live.shared.write(record);
 }

@@ -271,7 +271,7 @@ async fn connect_to(
     record: &mut Record,
 ) -> Result<Ready, Fault> {
     let subject = request.subject(client);
-    let server = connect(shared, &front.listener, client, &subject, &request.target).await?;
+    let server = connect(shared, &front.listener, client, &subject, &request.target, record).await?;
     record.server = Some(server.remote());
     let granted = timeout(front.listener.limits.handshake, request.grant(client, server.local())).await;
     granted.map_err(late)?.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;

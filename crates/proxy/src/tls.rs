@@ -121,7 +121,8 @@ async fn lead(
     record.target.get_or_insert_with(|| target.to_string());
     // A name only leads where the configuration says so: its client wants another address.
     let at = listener.wanted(client).filter(|_| led.is_none());
-    let server = connect_under(&rules, shared, listener, client, &subject, (target, at)).await.map_err(refused)?;
+    let server =
+        connect_under(&rules, shared, listener, client, &subject, (target, at), record).await.map_err(refused)?;
     record.server = Some(server.remote());
     Ok(Ready::with(server, buffer.rest()))
 }

@@ -9,6 +9,24 @@ use std::{
 
 /// Longest lifetimes, in milliseconds, of those counted together; what lives longer is counted apart.
 pub const LIFETIMES_MS: [u64; 8] = [10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000];
+/// The same for what a client waits for: connections to servers, and heads of replies.
+pub const WAITS_MS: [u64; 8] = [1, 3, 10, 30, 100, 300, 1000, 10_000];
+
+/// Times, counted by how long they were: up to each of some bounds in milliseconds, and longer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Times {
+    /// Their number up to each bound but above the one before, and above the last one.
+    pub by_bound: [u64; 9],
+    /// Their sum in milliseconds.
+    pub sum_ms: u64,
+}
+
+impl Times {
+    fn add(&mut self, bounds: &[u64; 8], ms: u64) {
+        self.by_bound[bounds.partition_point(|most| *most < ms)] += 1;
+        self.sum_ms = self.sum_ms.saturating_add(ms);
+    }
+}
 
 /// Sums over connections, HTTP requests and FTP transfers that have ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -23,10 +41,12 @@ pub struct Totals {
     pub spliced_up: u64,
     /// Bytes of `bytes_down` that were forwarded while spliced.
     pub spliced_down: u64,
-    /// Their number by their lifetimes: up to each of [`LIFETIMES_MS`], and longer.
-    pub lifetimes: [u64; LIFETIMES_MS.len() + 1],
-    /// Sum of their lifetimes in milliseconds.
-    pub lifetimes_ms: u64,
+    /// How long they lived, by [`LIFETIMES_MS`].
+    pub lifetimes: Times,
+    /// How long it took to connect to servers, by [`WAITS_MS`].
+    pub connects: Times,
+    /// How long servers took to reply to requests of HTTP, by [`WAITS_MS`].
+    pub replies: Times,
 }
 
 /// Totals that many connections add to.
@@ -42,8 +62,9 @@ impl Summed {
         sum.bytes_down += record.bytes_down;
         sum.spliced_up += record.spliced_up;
         sum.spliced_down += record.spliced_down;
-        sum.lifetimes[LIFETIMES_MS.partition_point(|most| *most < record.duration_ms)] += 1;
-        sum.lifetimes_ms += record.duration_ms;
+        sum.lifetimes.add(&LIFETIMES_MS, record.duration_ms);
+        record.connect_ms.iter().for_each(|ms| sum.connects.add(&WAITS_MS, *ms));
+        record.reply_ms.iter().for_each(|ms| sum.replies.add(&WAITS_MS, *ms));
     }
 
     /// Returns the sums so far.
@@ -61,14 +82,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lifetimes_are_counted_up_to_their_bound() {
+    fn times_are_counted_up_to_their_bound() {
         let sum = Summed::default();
         for duration_ms in [0, 10, 11, 86_400_000, 86_400_001] {
             let client = ([192, 0, 2, 1], 1).into();
-            sum.add(&Record { duration_ms, bytes_up: 3, ..Record::new("plug", None, client) });
+            let connect_ms = Some(duration_ms / 10);
+            sum.add(&Record { duration_ms, connect_ms, bytes_up: 3, ..Record::new("plug", None, client) });
         }
         let totals = sum.totals();
-        assert_eq!(totals.lifetimes, [2, 1, 0, 0, 0, 0, 0, 1, 1]);
-        assert_eq!((totals.ended["closed"], totals.bytes_up, totals.lifetimes_ms), (5, 15, 172_800_022));
+        assert_eq!(totals.lifetimes, Times { by_bound: [2, 1, 0, 0, 0, 0, 0, 1, 1], sum_ms: 172_800_022 });
+        assert_eq!(totals.connects, Times { by_bound: [3, 0, 0, 0, 0, 0, 0, 0, 2], sum_ms: 17_280_002 });
+        assert_eq!((totals.ended["closed"], totals.bytes_up, totals.replies), (5, 15, Times::default()));
     }
 }

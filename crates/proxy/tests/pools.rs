@@ -9,11 +9,12 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    time::Duration,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 /// A server that says its name, and then echoes.
@@ -150,11 +151,15 @@ async fn a_full_server_is_waited_for() {
     second.write_all(b"early").await.unwrap();
     eventually("both", || proxy.server.counters().live == 2).await;
     assert_eq!(a.accepted.load(SeqCst), 1);
+    sleep(Duration::from_millis(30)).await; // so long it waits at least
     echoes(&mut first).await;
     drop(first);
     let mut seen = [0; 6];
     timeout(LIMIT, second.read_exact(&mut seen)).await.unwrap().unwrap();
     assert_eq!(&seen, b"aearly");
+    drop(second);
+    let lines = proxy.lines().await;
+    assert!(lines[1]["connect_ms"].as_u64() >= Some(30), "with the time in the queue: {lines:?}");
 
     let full = plug(&[a.addr], &limit(0)).await;
     let _first = client(&full).await;

@@ -95,6 +95,8 @@ pub(crate) struct Exchange<'a> {
     pub bad: Option<BadContent>,
     /// Time of the last progress.
     pub moved: Instant,
+    /// When the request began to be sent.
+    began: Instant,
     /// Amount of remaining content from which a splice pays.
     bodies: SpliceWhen,
     /// Whether a body with that much content was found.
@@ -228,6 +230,7 @@ impl<'a> Exchange<'a> {
             outcome: Outcome::default(),
             bad: None,
             moved: Instant::now(),
+            began: Instant::now(),
             bodies,
             ahead: false,
         }

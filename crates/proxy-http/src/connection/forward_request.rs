@@ -36,13 +36,13 @@ use longsplice_proxy::{
     fault::{Fault, Step},
     fields::without,
     filter::ReplyFilter,
-    log::access_log::Record,
+    log::access_log::{Record, ms_since},
     onward::{connect, dial::dial},
     pool::Key,
     rewrite::Wanted,
     target::Target,
 };
-use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
+use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll, time::Instant};
 
 /// A request and its destination.
 pub(super) struct RoutedRequest<'a> {
@@ -114,7 +114,7 @@ impl Row<'_> {
     ) -> Next {
         let mut tries = Tries::default();
         loop {
-            if let Err(fault) = self.seek(routed, &mut tries).await {
+            if let Err(fault) = self.seek(routed, &mut tries, record).await {
                 let stored = Box::pin(self.stand_in(routed.request, fetch.as_deref_mut(), record));
                 if let Some(next) = stored.await {
                     return next;
@@ -187,15 +187,25 @@ impl Row<'_> {
     }
 
     /// Finds or opens a connection to a server.
-    async fn seek(&mut self, routed: &RoutedRequest<'_>, tries: &mut Tries) -> Result<(), Fault> {
-        match &routed.to {
-            To::Target(target) => self.seek_target(routed, target, tries.fresh).await,
+    async fn seek(&mut self, routed: &RoutedRequest<'_>, tries: &mut Tries, record: &mut Record) -> Result<(), Fault> {
+        let began = Instant::now();
+        let found = match &routed.to {
+            To::Target(target) => self.seek_target(routed, target, tries.fresh, record).await,
             To::Pool(pool, key) => self.seek_member(routed, (pool, *key), tries).await,
             To::Elsewhere(..) => unreachable!("it is answered before"),
-        }
+        };
+        let reused = self.server.as_ref().is_some_and(|held| held.reused);
+        record.connect_ms = (!reused).then(|| ms_since(began));
+        found
     }
 
-    async fn seek_target(&mut self, routed: &RoutedRequest<'_>, target: &Target, fresh: bool) -> Result<(), Fault> {
+    async fn seek_target(
+        &mut self,
+        routed: &RoutedRequest<'_>,
+        target: &Target,
+        fresh: bool,
+        record: &mut Record,
+    ) -> Result<(), Fault> {
         let (shared, listener) = (&self.live.shared, &self.front.listener);
         let subject = routed.subject(&self.client);
         if let Some(held) = &mut self.server
@@ -212,7 +222,7 @@ impl Row<'_> {
         self.drop_server();
         // The last segment of the handshake waits for the request: it would promise the server a large window.
         self.client.leg.speaks_first(true);
-        let server = connect(self.shared(), listener, &self.client.leg, &subject, target).await?;
+        let server = connect(self.shared(), listener, &self.client.leg, &subject, target, record).await?;
         self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
         Ok(())
     }

@@ -135,7 +135,9 @@ impl Session<'_> {
         let listener = &self.front.listener;
         let subject = Subject::by(self.client.leg.source().ip()).of(self.state.proxy_user.as_deref());
         let subject = Subject { method: Some("USER"), ..subject };
-        let called = connect(&self.live.shared, listener, &self.client.leg, &subject, &target).await;
+        let mut record = self.record();
+        let called = connect(&self.live.shared, listener, &self.client.leg, &subject, &target, &mut record).await;
+        self.state.connect_ms = record.connect_ms;
         match called {
             Ok(mut leg) => {
                 LegOfProxy::keep_alive(&mut leg, self.front.policy.keepalive);

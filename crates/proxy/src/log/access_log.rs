@@ -170,8 +170,20 @@ pub struct Record {
     /// Number of processes that the flow has lived through, if more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<u32>,
+    /// Time until there was a connection to the server, or it was given up, in milliseconds: look-ups of names, waiting for a
+    /// server of a pool, and attempts that failed are included. None if there was none to make.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connect_ms: Option<u64>,
+    /// Time from when the request began to be sent to the server to the head of its reply, in milliseconds; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reply_ms: Option<u64>,
     /// Time since accept, in milliseconds.
     pub duration_ms: u64,
+}
+
+/// Returns how long it is since then, in milliseconds.
+pub fn ms_since(then: Instant) -> u64 {
+    u64::try_from(then.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn name<S: Serializer>(name: &Option<Arc<str>>, to: S) -> Result<S::Ok, S::Error> {
@@ -207,12 +219,14 @@ pub struct Outcome {
     pub refusal: Option<Refusal>,
     /// What was measured, if that is `path`.
     pub path: Option<PathFinding>,
-    /// Status of the reply, once its head has arrived; HTTP only, as the next two.
+    /// Status of the reply, once its head has arrived; HTTP only, as the next three.
     pub status: Option<u16>,
     /// The rule that decided on the reply, and its action.
     pub reply_rule: Option<String>,
     /// Result of the cache.
     pub cache: Option<&'static str>,
+    /// Time to the head of the reply: `reply_ms` of [`Record`].
+    pub reply_ms: Option<u64>,
 }
 
 impl Outcome {
@@ -258,6 +272,8 @@ impl Record {
             refusal: None,
             path: None,
             processes: None,
+            connect_ms: None,
+            reply_ms: None,
             duration_ms: 0,
         }
     }
@@ -274,6 +290,7 @@ impl Record {
     pub fn outcome(&mut self, of: Outcome) {
         self.carried(&of);
         (self.status, self.reply_rule, self.cache) = (of.status, of.reply_rule, of.cache);
+        self.reply_ms = of.reply_ms;
     }
 
     fn carried(&mut self, of: &Outcome) {
@@ -373,6 +390,9 @@ impl Record {
         }
         if let Some(processes) = self.processes {
             number(t, "processes", processes.into());
+        }
+        for (key, of) in [("connect_ms", self.connect_ms), ("reply_ms", self.reply_ms)] {
+            of.iter().for_each(|of| number(t, key, *of));
         }
         number(t, "duration_ms", self.duration_ms);
         std::mem::take(t)

@@ -8,10 +8,11 @@ use crate::{
     context::ServerContext,
     counters::Counters,
     fault::Fault,
-    log::access_log::Record,
-    pool::{Key, Lease},
+    log::access_log::{Record, ms_since},
+    pool::{Key, Lease, Pool},
 };
 use longsplice_engine::Leg;
+use std::time::Instant;
 
 /// Connects to a server of the pool of this name that these rules allow.
 pub(crate) async fn connect(
@@ -25,6 +26,20 @@ pub(crate) async fn connect(
     // a reload may have removed the pool with the listener, whose last clients are still served
     let pool = shared.opened().pools.get(name).cloned().ok_or_else(|| Fault::NoServer(name.into()))?;
     record.pool = Some(name.into());
+    let began = Instant::now();
+    let found = first_that_accepts(shared, (rules, listener), client, subject, &pool, record).await;
+    record.connect_ms = Some(ms_since(began)); // with the time for a place, and for those before
+    found
+}
+
+async fn first_that_accepts(
+    shared: &ServerContext,
+    (rules, listener): (&Rules, &ListenerConfig),
+    client: &Leg,
+    subject: &Subject<'_>,
+    pool: &Pool,
+    record: &mut Record,
+) -> Result<(Leg, Lease), Fault> {
     let (key, mut failed, mut why) = (Key::of(subject.client), Vec::new(), None);
     while failed.len() < pool.config.tries as usize {
         let lease = match pool.enter(key, &failed).await {
@@ -35,7 +50,7 @@ pub(crate) async fn connect(
             Counters::add(&shared.counters.retries);
         }
         lease.note(record);
-        match connect_under(rules, shared, listener, client, subject, (&lease.0.target, None)).await {
+        match connect_under(rules, shared, listener, client, subject, (&lease.0.target, None), record).await {
             Ok(server) => {
                 lease.0.succeeded(&shared.counters, &"it has accepted a connection");
                 record.server = Some(server.remote());
@@ -49,5 +64,5 @@ pub(crate) async fn connect(
             }
         }
     }
-    Err(why.unwrap_or_else(|| Fault::NoServer(name.into())))
+    Err(why.unwrap_or_else(|| Fault::NoServer(pool.config.name.clone())))
 }

@@ -151,7 +151,7 @@ async fn handshake(
         | Protocol::Transparent => client.local().into(),
     };
     record.target = Some(target.to_string());
-    let server = connect(shared, listener, client, &subject, &target).await?;
+    let server = connect(shared, listener, client, &subject, &target, record).await?;
     Ok(Some(Ready::with(server, buffer.rest())))
 }
 

@@ -16,7 +16,7 @@ use longsplice_proxy::{
     config::Http,
     fault::Fault,
     filter::{FilterDecision, ReplyFilter},
-    log::access_log::Outcome,
+    log::access_log::{Outcome, ms_since},
 };
 use std::{
     io,
@@ -120,6 +120,7 @@ impl Exchange<'_> {
             return Ok(());
         }
         self.outcome.status = Some(reply.status);
+        self.outcome.reply_ms = Some(ms_since(self.began));
         if !self.http.filter.rules.is_empty() {
             let filter = ReplyFilter::new(&self.http.filter, reply);
             (self.down.filter, self.down.hold) = (Some(filter), Some(Box::pin(sleep(self.http.filter.wait))));
