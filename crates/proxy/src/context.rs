@@ -273,6 +273,7 @@ impl Front {
         self.policy.idle_limit.set(self.idle_limit);
         let limits = &self.listener.limits;
         self.counted.limit(limits.connections.unwrap_or(u32::MAX), limits.connections_per_client);
+        self.counted.limit_new(limits.new_per_client);
         if let Some(commands) = self.listener.socks() {
             self.associations.limit(ASSOCIATIONS, commands.udp.per_client);
             self.binds.limit(BINDS, commands.bind.per_client);

@@ -1,12 +1,15 @@
-//! Limits: time per connection, and number of connections per client and in total.
+//! Limits: time per connection, number of connections per client and in total, and how often they begin.
+
+pub(crate) mod rate;
 
 use longsplice_http::HEAD_MAX;
+use rate::{Begun, Rate};
 use std::{
     collections::HashMap,
     fmt,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::watch;
 
@@ -36,6 +39,8 @@ pub struct Limits {
     pub reply_body: Option<u64>,
     /// Connections from one client address; for IPv6, from one /64, because a single host may use all of it.
     pub connections_per_client: u32,
+    /// How often connections from one client address may begin; none: as often as they like.
+    pub new_per_client: Option<Rate>,
     /// Connections of this listener; none: limited only by the total of all listeners.
     pub connections: Option<u32>,
 }
@@ -57,6 +62,7 @@ impl Default for Limits {
             request_body: None,
             reply_body: None,
             connections_per_client: 1024,
+            new_per_client: None,
             connections: None,
         }
     }
@@ -67,6 +73,8 @@ impl Default for Limits {
 pub enum Full {
     /// Connections of the client.
     Client,
+    /// New connections of the client in a time.
+    Rate,
     /// Connections in total.
     Total,
 }
@@ -75,6 +83,7 @@ impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Full::Client => "too many connections from this client",
+            Full::Rate => "too many new connections from this client",
             Full::Total => "too many connections",
         })
     }
@@ -94,6 +103,7 @@ struct Now {
     client_max: u32,
     total: u32,
     clients: HashMap<IpAddr, u32>,
+    begun: Begun,
 }
 
 /// A counted connection; dropping the slot removes it from the count.
@@ -120,6 +130,11 @@ impl Counted {
         let mut now = self.lock();
         (now.total_max, now.client_max) = (total_max, client_max);
         self.tell_full(&now);
+    }
+
+    /// Changes how often connections of a client may begin.
+    pub(crate) fn limit_new(&self, rate: Option<Rate>) {
+        self.lock().begun.limit(rate);
     }
 
     /// Returns how many there are.
@@ -190,6 +205,9 @@ impl Now {
         let max = self.client_max;
         if self.clients.get(&client).is_some_and(|n| *n >= max) || max == 0 {
             return Err(Full::Client);
+        }
+        if !self.begun.may_begin(client, Instant::now()) {
+            return Err(Full::Rate);
         }
         *self.clients.entry(client).or_default() += 1;
         Ok(())

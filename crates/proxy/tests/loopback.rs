@@ -149,6 +149,22 @@ async fn one_client_too_many_is_reset() {
     assert_eq!(proxy.answer(&socks5(closed().await)).await, refused(2));
 }
 
+/// The number is used up within an hour only by those that were served.
+#[tokio::test]
+async fn one_client_too_often_is_reset() {
+    let proxy = Proxy::start("socks5", "limits.new_per_client = \"3/hour\"").await;
+    for _ in 0..3 {
+        assert_eq!(proxy.answer(&socks5(closed().await)).await, refused(2));
+    }
+    for refused in 1..=2 {
+        let mut client = proxy.connect().await;
+        let e = timeout(LIMIT, client.read_u8()).await.unwrap().unwrap_err();
+        assert!([ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof].contains(&e.kind()), "{e}");
+        assert_eq!(proxy.server.counters().over_limit, refused);
+    }
+    assert_eq!(proxy.lines().await.len(), 3);
+}
+
 #[tokio::test]
 async fn a_plug_without_a_server_resets() {
     let proxy = Proxy::start("plug", &format!("target = \"{}\"", closed().await)).await;

@@ -32,7 +32,7 @@ use super::{
 use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     commands::{Bind, Command, Udp},
-    limits::Limits,
+    limits::{Limits, rate::Rate},
     log::access_log::LogConfig,
     secrets::{self, Secret},
     target::Target,
@@ -325,6 +325,7 @@ pub(super) enum LimitsKey {
     RequestBody,
     ReplyBody,
     ConnectionsPerClient,
+    NewPerClient,
     Connections,
 }
 
@@ -342,6 +343,7 @@ impl Keys for Limits {
             LimitsKey::RequestBody => self.request_body = Some(table.next_value()?),
             LimitsKey::ReplyBody => self.reply_body = Some(table.next_value()?),
             LimitsKey::ConnectionsPerClient => self.connections_per_client = table.next_value::<Count>()?.0,
+            LimitsKey::NewPerClient => self.new_per_client = Some(table.next_value::<OrNumber<Rate>>()?.0),
             LimitsKey::Connections => self.connections = Some(table.next_value::<Count>()?.0),
         }
         Ok(())

@@ -41,6 +41,13 @@ fn numbers_that_would_be_changed_or_serve_nobody() {
         refused(&format!("{SOCKS}limits.connections = {wrong}"), "4:22", "a number from 1");
         refused(&format!("{SOCKS}limits.connections_per_client = {wrong}"), "4:33", "a number from 1");
     }
+    for wrong in ["0", "-1", "1000001", "\"1/day\"", "\"/second\""] {
+        refused(
+            &format!("{SOCKS}limits.new_per_client = {wrong}"),
+            "4:25",
+            "no rate: write a number from 1 to 1000000",
+        );
+    }
     refused(&format!("{SOCKS}policy.idle_limit = 1e30"), "4:21", "ten years at most");
 }
 

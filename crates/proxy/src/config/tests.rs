@@ -72,6 +72,7 @@ handshake = 1
 resolve = 2
 connect = 3
 connections_per_client = 4
+new_per_client = 7
 connections = 5
 
 [[listener]]
@@ -122,7 +123,10 @@ fn whole_file() {
         (l.handshake, l.resolve, l.connect),
         (Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(3))
     );
-    assert_eq!((l.connections_per_client, l.connections), (4, Some(5)));
+    assert_eq!(
+        (l.connections_per_client, l.connections, l.new_per_client),
+        (4, Some(5), Some("7/second".parse().unwrap()))
+    );
 }
 
 #[test]
