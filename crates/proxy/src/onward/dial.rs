@@ -32,55 +32,53 @@ pub async fn dial(
     subject: &Subject<'_>,
     (target, at): (&Target, Option<SocketAddr>),
 ) -> Result<Leg, Fault> {
-    let (splicer, resolver, limits) = (&shared.splicer, &shared.resolver, &listener.limits);
+    let (resolver, limits) = (&shared.resolver, &listener.limits);
     rules.check_name(subject, target).map_err(Fault::Denied)?;
     let upstream = listener.upstream.as_deref().filter(|upstream| upstream.leads_to(target, at));
-    let asks_it = upstream.is_some_and(|upstream| upstream.resolve != Some(true) && target.host.ip().is_none());
-    let mut denied = None;
+    let is_looked_up_there = upstream.is_some_and(|u| u.resolve != Some(true) && target.host.ip().is_none());
     let mut addresses = match at {
         Some(at) => vec![at],
-        None if asks_it => Vec::new(),
+        None if is_looked_up_there => Vec::new(),
         None => resolver.resolve(target, limits.resolve).await?,
     };
-    // What is intercepted has no listening socket to come back to.
     let opened = shared.opened();
-    let leads_back = |to| at.is_none() && opened.listening.leads_back(listener.listen, to, |t| resolver.known(t));
-    let check = |a| match rules.check(subject, target, a) {
-        Ok(()) if leads_back(a) => Err(Denied::Loop),
-        checked => checked,
-    };
-    addresses.retain(|a| match check(*a) {
-        Ok(()) => true,
-        Err(why) => {
-            denied.get_or_insert(why);
-            false
-        }
+    let leads_back = |to| opened.listening.leads_back(listener.listen, to, |t| resolver.known(t));
+    let mut denied = None;
+    addresses.retain(|address| {
+        let checked = match rules.check(subject, target, *address) {
+            // What is intercepted has no listening socket to come back to.
+            Ok(()) if at.is_none() && leads_back(*address) => Err(Denied::Loop),
+            checked => checked,
+        };
+        checked.map_err(|why| denied.get_or_insert(why)).is_ok()
     });
-    if let Some(upstream) = upstream {
-        // its own address is not the target's: of that, the rules may know nothing
-        let known = addresses.first().copied();
-        match (known, denied) {
-            (None, Some(why)) => return Err(Fault::Denied(why)),
-            (None, None) => rules.check_known(subject, target, None).map_err(Fault::Denied)?,
-            (Some(_), _) => {}
-        }
-        let asked = known.map(Target::from);
-        let asked = asked.as_ref().unwrap_or(target);
-        let leads_back = |to| opened.listening.leads_back(listener.listen, to, |t| resolver.known(t));
-        let server = Box::pin(super::upstream::open((shared, limits), client, upstream, asked, &leads_back)).await?;
-        return decided(shared, rules, (client, subject), (target, known), server);
-    }
-    // There was at least one address, so if the list is empty, the rules have removed all.
+    // All that there are were removed, unless there are none because they are looked up elsewhere.
     if let (true, Some(why)) = (addresses.is_empty(), denied) {
         return Err(Fault::Denied(why));
     }
-    let connecting = first_of(&addresses, STAGGER, |a| splicer.connect(a, client));
-    let connected = timeout(limits.connect, connecting).await;
-    if !matches!(connected, Ok(Ok(_))) {
-        resolver.doubt(target);
-    }
-    let server = connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)?;
-    let known = Some(server.remote());
+    let (server, known) = match upstream {
+        Some(upstream) => {
+            // its own address is not the target's: of that, the rules may know nothing
+            let known = addresses.first().copied();
+            if known.is_none() {
+                rules.check_known(subject, target, None).map_err(Fault::Denied)?;
+            }
+            let asked = known.map(Target::from);
+            let asked = asked.as_ref().unwrap_or(target);
+            let opening = super::upstream::open((shared, limits), client, upstream, asked, &leads_back);
+            (Box::pin(opening).await?, known)
+        }
+        None => {
+            let connecting = first_of(&addresses, STAGGER, |a| shared.splicer.connect(a, client));
+            let connected = timeout(limits.connect, connecting).await;
+            if !matches!(connected, Ok(Ok(_))) {
+                resolver.doubt(target);
+            }
+            let server = connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)?;
+            let known = Some(server.remote());
+            (server, known)
+        }
+    };
     decided(shared, rules, (client, subject), (target, known), server)
 }
 
