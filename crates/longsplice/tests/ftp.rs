@@ -233,7 +233,7 @@ fn every_mode_and_family_with_pure_ftpd() {
 }
 
 const FTPLIB: &str = "
-import sys
+import io, sys
 from ftplib import FTP
 ftp = FTP(timeout=30)
 ftp.connect(sys.argv[1], int(sys.argv[2]))
@@ -241,11 +241,13 @@ ftp.login()
 ftp.set_pasv(sys.argv[3] == 'True')
 with open(sys.argv[4], 'wb') as file:
     ftp.retrbinary('RETR file', file.write)
-assert 'file' in ftp.nlst()
+with open(sys.argv[4], 'rb') as file:
+    ftp.storbinary('STOR up/' + sys.argv[5], io.BytesIO(file.read(1000)))
+assert 'file' in ftp.nlst() and ftp.size('up/' + sys.argv[5]) == 1000
 ftp.quit()
 ";
 
-/// lftp, wget, ncftp and Python's ftplib, each with both servers.
+/// lftp, wget, ncftp and Python's ftplib, in their passive and active modes, each with all servers.
 #[test]
 #[ignore = "root"]
 fn other_clients() {
@@ -253,7 +255,7 @@ fn other_clients() {
     let bytes = place.file("file", 3, 2_000_000);
     let config = listener(Family::V4, Family::V6, 2200, "") + &listener(Family::V6, Family::V4, 2200, "");
     let (mut proxy, pins) = place.proxy(&config);
-    for server in [Server::Vsftpd, Server::Pyftpdlib] {
+    for server in Server::ALL {
         place.serve(server);
         for family in Family::BOTH {
             let at = front(family, 2200);
@@ -276,6 +278,7 @@ fn other_clients() {
             let ftplib = |passive: &str| {
                 let mut command = place.lab.client.command("/usr/bin/python3");
                 command.args(["-c", FTPLIB, &at.ip().to_string(), &at.port().to_string(), passive, out]);
+                command.arg(format!("{server:?}-{family:?}-{passive}"));
                 command
             };
             let get = format!("get -O {} file", place.dir.path().display());
@@ -290,16 +293,19 @@ fn other_clients() {
                 ("ftplib", ftplib("False"), target.clone()),
             ];
             if family == Family::V4 {
-                let mut command = place.lab.client.command("ncftpget");
-                let port = at.port().to_string();
-                command.env("HOME", place.dir.path()).args(["-V", "-t", "30", "-P", &port, &at.ip().to_string()]);
-                command.arg(place.dir.path()).arg("file");
-                commands.push(("ncftpget", command, place.path("file")));
+                for mode in ["-F", "-E"] {
+                    let mut command = place.lab.client.command("ncftpget");
+                    let port = at.port().to_string();
+                    command.env("HOME", place.dir.path()).args([mode, "-V", "-t", "30", "-P", &port]);
+                    command.arg(at.ip().to_string()).arg(place.dir.path()).arg("file");
+                    commands.push(("ncftpget", command, place.path("file")));
+                }
             }
             for (name, mut command, path) in commands {
+                let what = format!("{name}, {server:?}, {family:?}");
                 let _ = fs::remove_file(&path);
-                done(ChildGuard::spawn(&mut command).unwrap(), name);
-                same(&path, &bytes, name);
+                done(ChildGuard::spawn(&mut command).unwrap(), &what);
+                same(&path, &bytes, &what);
             }
             let listed =
                 done(ChildGuard::spawn(&mut lftp("on", "ls; mirror --only-newer up up.mirror")).unwrap(), "ls");
@@ -495,6 +501,14 @@ fn what_servers_can_do_passes() {
         assert_eq!(talk.ask("TYPE A").0, 200);
         assert_eq!(whole(&mut talk, "RETR text"), b"a\r\nb\r\n");
         assert_eq!(talk.ask("TYPE I").0, 200);
+        // each server's own answers, to what it knows and what it does not
+        let mut direct = place.lab.forwarder.run(|| Talk::to(SERVER.port(Family::V4, PORT)));
+        direct.log_in();
+        for command in
+            ["CLNT a client", "SITE HELP", "OPTS UTF8 ON", "HOST a.test", "LANG en", "MODE B", "STRU F", "XYZ"]
+        {
+            assert_eq!(talk.ask(command), direct.ask(command), "{server:?}: {command}");
+        }
         // a long reply on the control connection, and many commands at once
         assert!(talk.ask("STAT many").1.len() > 400_000);
         talk.send(b"NOOP\r\nPWD\r\nCWD many\r\nPWD\r\nEPSV\r\nRNTO x\r\n");
@@ -517,6 +531,42 @@ fn what_servers_can_do_passes() {
         assert_eq!(stored.into_iter().filter(|got| *got == bytes).count(), stores, "{name}");
         assert_eq!(talk.ask("QUIT").0, 221);
     }
+    proxy.end(&pins);
+}
+
+const DEFLATED: &str = "
+import io, sys, zlib
+from ftplib import FTP
+ftp = FTP(timeout=30)
+ftp.connect(sys.argv[1], int(sys.argv[2]))
+ftp.login()
+assert 'MODE Z' in ftp.sendcmd('FEAT')
+ftp.sendcmd('MODE Z')
+data = io.BytesIO()
+ftp.retrbinary('RETR file', data.write)
+plain = zlib.decompress(data.getvalue())
+assert len(plain) != len(data.getvalue())
+with open(sys.argv[3], 'wb') as file:
+    file.write(plain)
+ftp.storbinary('STOR up/deflated', io.BytesIO(zlib.compress(plain)))
+ftp.sendcmd('MODE S')
+assert 'file' in ftp.nlst()
+ftp.quit()
+";
+
+/// MODE Z: data that client and server compress, both ways.
+#[test]
+#[ignore = "root"]
+fn compressed_data_pass() {
+    let place = Place::new(Server::Proftpd);
+    let bytes = place.file("file", 12, 300_000);
+    let (mut proxy, pins) = place.proxy(&listener(Family::V4, Family::V6, 2200, ""));
+    let (at, target) = (front(Family::V4, 2200), place.path("down"));
+    let mut python = place.lab.client.command("/usr/bin/python3");
+    python.args(["-c", DEFLATED, &at.ip().to_string(), &at.port().to_string()]).arg(&target);
+    done(ChildGuard::spawn(&mut python).unwrap(), "MODE Z");
+    same(&target, &bytes, "down");
+    same(&place.path("root/up/deflated"), &bytes, "up");
     proxy.end(&pins);
 }
 

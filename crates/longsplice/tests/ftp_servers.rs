@@ -46,6 +46,7 @@ impl Server {
             Server::Proftpd => {
                 let config = dir.join("proftpd.conf");
                 let text = PROFTPD.replace("PORT", &port.to_string()).replace("DIR", dir.to_str().unwrap());
+                let text = text.replace("MODULES", &unpacked("proftpd-core/usr/lib/proftpd"));
                 fs::write(&config, text).unwrap();
                 let mut command = host.command(&unpacked("proftpd-core/usr/sbin/proftpd"));
                 command.args(["--nodaemon", "--quiet", "--config"]).arg(config);
@@ -111,6 +112,9 @@ WtmpLog off
 ControlsEngine off
 DelayEngine off
 AuthOrder mod_auth_unix.c
+ModulePath MODULES
+LoadModule mod_deflate.c
+DeflateEngine on
 AllowOverwrite on
 AllowStoreRestart on
 # otherwise it hears ABOR when all is sent
