@@ -40,12 +40,16 @@ impl Place {
     }
 
     fn to(target: &str, more: &str, command: impl FnOnce(&Lab, &Path) -> Command) -> Place {
+        Place::led(&format!("target = \"{target}\"\n{more}"), command)
+    }
+
+    /// `to`: where clients are led to, and more.
+    fn led(to: &str, command: impl FnOnce(&Lab, &Path) -> Command) -> Place {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("longsplice.toml");
         let listen = FORWARDER_TO_CLIENT.port(Family::V4, PORT);
-        let config =
-            format!("[[listener]]\nprotocol = \"ftp\"\nlisten = \"{listen}\"\ntarget = \"{target}\"\n{more}\n");
+        let config = format!("[[listener]]\nprotocol = \"ftp\"\nlisten = \"{listen}\"\n{to}\n");
         fs::write(&file, config).unwrap();
         let pins = Pins::of(&lab.forwarder);
         let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
@@ -56,11 +60,14 @@ impl Place {
 
     /// A session after the greeting: the client's end, and the server's.
     fn session(&self) -> (Talk, Talk) {
-        let client = self.lab.client.run(|| Talk::to(FORWARDER_TO_CLIENT.port(Family::V4, PORT)));
-        let mut ends = (client, Talk::of(self.door.accept().unwrap().0));
+        let mut ends = (self.client(), Talk::of(self.door.accept().unwrap().0));
         ends.1.send(b"220 hello\r\n");
         assert_eq!(ends.0.reply().0, 220);
         ends
+    }
+
+    fn client(&self) -> Talk {
+        self.lab.client.run(|| Talk::to(FORWARDER_TO_CLIENT.port(Family::V4, PORT)))
     }
 
     fn connect(&self, to: SocketAddr) -> TcpStream {
@@ -222,6 +229,63 @@ fn data_go_to_the_member_that_has_the_control_connection() {
         assert_eq!(client.reply().0, 226);
     }
     assert_eq!(place.end().iter().filter(|r| r["method"] == "STOR" && r["spliced_up"] == 4).count(), 2);
+}
+
+/// A pool: sessions are shared among its servers, data go to the server of the session, whatever address it names, and a server that
+/// does not accept costs nobody a session.
+#[test]
+#[ignore = "root"]
+fn a_pool_of_servers() {
+    let members = [SERVER, SERVER_SECOND].map(|member| member.port(Family::V4, PORT));
+    let servers = members.map(|member| format!("\"{member}\"")).join(", ");
+    let pool = format!("pool = \"files\"\n[pool.files]\nservers = [{servers}]\nfailures = 100");
+    let place = Place::led(&pool, |lab, _| lab.forwarder.command(LONGSPLICE));
+    let bind = |at: SocketAddr| place.lab.server.run(|| TcpListener::bind(at).unwrap());
+    let second = bind(members[1]);
+    let connections = || -> Vec<u64> {
+        let pools: Value = serde_json::from_str(&place.proxy.client(&["pools", "--json"])).unwrap();
+        pools[0]["members"].as_array().unwrap().iter().map(|m| m["connections"].as_u64().unwrap()).collect()
+    };
+    let mut clients = [place.client(), place.client()];
+    let mut servers = [&place.door, &second].map(|door| Talk::of(door.accept().unwrap().0));
+    assert_eq!(connections(), [1, 1], "in turn");
+    servers.iter_mut().zip(0..).for_each(|(server, n)| server.send(format!("220 {n}\r\n").as_bytes()));
+    for client in &mut clients {
+        let n = usize::from(client.reply().1 == "220 1\r\n");
+        let server = &mut servers[n];
+        let at = |member: SocketAddr, port| SocketAddr::new(member.ip(), port);
+        let data = bind(at(members[n], 0));
+        let port = data.local_addr().unwrap().port();
+        client.send(b"PASV\r\n");
+        offer(server, at(members[1 - n], port));
+        let mut stream = place.connect(client.passive_reply());
+        client.send(b"STOR x\r\n");
+        let mut theirs = data.accept().unwrap().0;
+        assert_eq!(server.line().unwrap(), "STOR x\r\n");
+        server.send(b"150 go\r\n");
+        assert_eq!(client.reply().0, 150);
+        stream.write_all(b"data").unwrap();
+        drop(stream);
+        let mut got = String::new();
+        theirs.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "data");
+        server.send(b"226 done\r\n");
+        assert_eq!(client.reply().0, 226);
+    }
+    drop((clients, servers));
+    eventually("the ends", || (connections() == [0, 0]).then_some(()));
+    drop(second);
+    for _ in 0..3 {
+        drop(place.session());
+    }
+    eventually("the ends", || (connections() == [0, 0]).then_some(()));
+    let records = place.end();
+    let of = |member: SocketAddr, verb: Value| {
+        let is = |r: &&Value| r["pool"] == "files" && r["member"] == member.to_string() && r["method"] == verb;
+        records.iter().filter(is).count()
+    };
+    assert_eq!(members.map(|member| of(member, "STOR".into())), [1, 1], "{records:#?}");
+    assert_eq!(members.map(|member| of(member, Value::Null)), [4, 1], "{records:#?}");
 }
 
 #[test]

@@ -454,7 +454,16 @@ impl ListenerConfig {
 
     /// Returns the name of the pool of all clients, if there is just one.
     pub(crate) fn fixed_pool(&self) -> Option<&str> {
-        if let Protocol::Plug { target, .. } = &self.protocol { target.as_ref()?.pool() } else { None }
+        self.lead_to()?.pool()
+    }
+
+    /// Returns where all clients are led to, if the configuration says so.
+    fn lead_to(&self) -> Option<&LeadTo> {
+        match &self.protocol {
+            Protocol::Plug { target, .. } => target.as_ref(),
+            Protocol::Ftp(ftp) => ftp.target.as_ref(),
+            _ => None,
+        }
     }
 
     /// Whether all clients are led where the configuration says, whatever server they want.
@@ -506,11 +515,7 @@ impl ListenerConfig {
 
     /// Returns the target of all clients, if there is just one.
     pub fn fixed_target(&self) -> Option<&Target> {
-        match &self.protocol {
-            Protocol::Plug { target, .. } => target.as_ref()?.target(),
-            Protocol::Ftp(ftp) => ftp.target.as_ref(),
-            _ => None,
-        }
+        self.lead_to()?.target()
     }
 
     /// Returns the address of the server that the client wants, if that is where its connection goes.

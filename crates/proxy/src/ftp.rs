@@ -23,13 +23,17 @@ pub mod verb;
 
 use crate::{
     access::Subject,
-    config::ftp::{Ftp, FtpTls},
+    config::{
+        ftp::{Ftp, FtpTls},
+        pool::LeadTo,
+    },
     context::{Front, Live},
     counters::Counters,
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
     log::access_log::Record,
     onward::{linger, write},
+    pool::Lease,
     target::Target,
 };
 use data::{Doors, End, Line, Plan};
@@ -61,6 +65,8 @@ pub(crate) struct State {
     target: Option<Target>,
     /// How long it took to connect to it, in milliseconds.
     connect_ms: Option<u64>,
+    /// The pool and its server that was chosen, or tried last, for the access log.
+    tried: (Option<Arc<str>>, Option<Arc<str>>),
     /// The user that the server was told.
     user: Option<String>,
     /// The user of the proxy.
@@ -107,6 +113,8 @@ struct Session<'a> {
     client: Control,
     server: Option<Control>,
     state: State,
+    /// The server of a pool, occupied up to the end.
+    lease: Option<Lease>,
     /// Where data connections of the plan are awaited.
     doors: Doors,
     /// Transfers whose data connections may still live.
@@ -161,6 +169,7 @@ pub(crate) async fn serve(live: Live, front: &Front, ftp: &Ftp, (mut leg, buffer
         client: Control { leg, buffer },
         server: None,
         state: State::default(),
+        lease: None,
         doors: Doors::default(),
         transfers: Vec::new(),
         stop: shared.stop.clone(),
@@ -212,6 +221,7 @@ impl Session<'_> {
         record.target = self.state.target.as_ref().map(Target::to_string);
         record.user = self.state.proxy_user.clone().or(self.state.user.clone());
         record.connect_ms = self.state.connect_ms;
+        (record.pool, record.member) = self.state.tried.clone();
         record
     }
 
@@ -235,12 +245,13 @@ impl Session<'_> {
     /// Hands both control connections over, as those of a plug.
     fn relay(self, record: Record, started: Instant) {
         let (info, splicer) = (self.info(), self.live.shared.splicer.clone());
-        let Session { live, client, server: Some(server), front, .. } = self else { return };
+        let Session { live, client, server: Some(server), front, lease, .. } = self else { return };
         Counters::add(&live.shared.counters.relayed);
         let left = Leftovers::new(client.buffer.rest(), server.buffer.rest());
         let done = move |ended: Ended, _: &FlowInfo| {
             let mut record = record;
             record.ended(&ended);
+            drop(lease);
             write(&live, record, started);
         };
         splicer.hand_over(client.leg, server.leg, left, front.policy.clone(), info, done);
@@ -261,10 +272,10 @@ impl Session<'_> {
         Ok(End { at: leg.local(), is_ours: !self.front.listener.shows_clients, host: leg.remote().ip() })
     }
 
-    /// Returns the server of all clients, or that which the client wants. None: it has to name one.
-    fn given_target(&self) -> Option<Target> {
-        let listener = &self.front.listener;
-        self.ftp.target.clone().or_else(|| listener.wanted(&self.client.leg).map(Target::from))
+    /// Returns the server or the pool of all clients, or the server that the client wants. None: it has to name one.
+    fn given_target(&self) -> Option<LeadTo> {
+        let wanted = || self.front.listener.wanted(&self.client.leg).map(|at| LeadTo::Target(at.into()));
+        self.ftp.target.clone().or_else(wanted)
     }
 
     /// Returns whether the proxy reads logins.
@@ -427,7 +438,8 @@ impl Session<'_> {
                 self.tell(503, "You are logged in: close, and connect again").await
             }
             Kind::Reinitialize => {
-                self.state = State { phase: Phase::Server, target: self.state.target.take(), ..State::default() };
+                let State { target, connect_ms, tried, .. } = std::mem::take(&mut self.state);
+                self.state = State { phase: Phase::Server, target, connect_ms, tried, ..State::default() };
                 self.doors = Doors::default();
                 self.pass_on(&command).await.map(drop)
             }

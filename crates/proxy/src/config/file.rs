@@ -474,10 +474,9 @@ impl SourceFile<'_> {
         if let (Some(span), true) = (of_http.into_iter().flatten().next(), raw.protocol != Name::Http) {
             return Err(self.wrong(span, "only HTTP has this: remove the key, or use protocol = \"http\""));
         }
-        if let (Some(pool), true) = (&raw.pool, raw.protocol != Name::Plug) {
-            return Err(
-                self.wrong(pool.span(), "only plugs have this: name the pool in a route, or use protocol = \"plug\"")
-            );
+        if let (Some(pool), false) = (&raw.pool, matches!(raw.protocol, Name::Plug | Name::Ftp)) {
+            let cure = "only plugs and FTP have this: name the pool in a route, or use protocol = \"plug\"";
+            return Err(self.wrong(pool.span(), cure));
         }
         if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http) {
             let cure = "only HTTP has caches: remove the key, or use protocol = \"http\", or inside = \"http\"";
@@ -569,8 +568,8 @@ impl SourceFile<'_> {
             }
             (Name::Ftp, target) => {
                 let users = self.users(raw.users, raw.users_file)?;
-                let target = (target.map(|target| target.into_inner().0), whose.is_some());
-                Protocol::Ftp(self.ftp(target, users, raw.ftp, judges)?)
+                let target = self.lead_to((target, raw.pool), pools)?;
+                Protocol::Ftp(self.ftp((target, whose.is_some()), users, raw.ftp, judges)?)
             }
             (Name::Login, None) => {
                 let keys = RawKeys {

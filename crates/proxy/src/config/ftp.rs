@@ -5,7 +5,11 @@ use super::{
     table::{Keys, Table},
     value::{OrNumber, Parsed},
 };
-use crate::{access::PortRange, config::ConfigError, target::Target, users::Users};
+use crate::{
+    access::PortRange,
+    config::{ConfigError, pool::LeadTo},
+    users::Users,
+};
 use serde::{Deserialize, de::MapAccess};
 use std::{net::Ipv4Addr, ops::Range};
 use toml::Spanned;
@@ -13,8 +17,8 @@ use toml::Spanned;
 /// Configuration of an FTP listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ftp {
-    /// The server; none: clients name it when they log in, as `user@host` (RFC 1919).
-    pub target: Option<Target>,
+    /// The server, or the pool of servers; none: clients name it when they log in, as `user@host` (RFC 1919).
+    pub target: Option<LeadTo>,
     /// Users with access; empty: everybody.
     pub users: Users,
     /// The table `ftp`.
@@ -91,7 +95,7 @@ impl SourceFile<'_> {
     /// verbs or paths.
     pub(super) fn ftp(
         &self,
-        (target, is_transparent): (Option<Target>, bool),
+        (target, is_transparent): (Option<LeadTo>, bool),
         users: Users,
         options: Option<Spanned<Table<FtpOptions>>>,
         judges: Option<Range<usize>>,
@@ -141,6 +145,13 @@ mod tests {
         let want = FtpOptions { data: DataMode::Active, tls: FtpTls::Refuse, ports, low_ports: true, address };
         assert_eq!(all.options, want);
         assert_eq!(of(&format!("{TARGET}ftp.tls = \"relay\"")).options.tls, FtpTls::Relay);
+        let pooled = read("pool = \"a\"\nftp.tls = \"relay\"\n[pool.a]\nservers = [\"a:21\"]").unwrap();
+        assert_eq!((pooled.fixed_pool(), pooled.fixed_target(), pooled.rules.guarded), (Some("a"), None, false));
+        for (more, why) in [("", "5:8: a listener has a target or a pool"), ("x", "5:8: there is no pool \"ax\"")] {
+            let target = if more.is_empty() { TARGET } else { "name = \"x\"\n" };
+            let why_not = read(&format!("{target}pool = \"a{more}\"\n[pool.a]\nservers = [\"a:21\"]")).unwrap_err();
+            assert!(why_not.contains(why), "{why_not}");
+        }
         assert!(read("").unwrap().rules.guarded && !read(TARGET).unwrap().rules.guarded);
         assert!(read("rules = [{ action = \"deny\", methods = \"STOR\", path = \"/a*\" }]").is_ok());
     }

@@ -65,23 +65,33 @@ impl SourceFile<'_> {
         handshake: PlugHandshake,
         pools: &[PoolConfig],
     ) -> Result<Protocol, ConfigError> {
-        let target = match (target, pool) {
+        match (&target, &pool) {
             (None, None) if whose.is_none() => {
                 let cure = "a plug needs a target: add target = \"HOST:PORT\", pool = \"NAME\", or transparent = true";
                 return Err(self.wrong(at, cure));
-            }
-            (Some(_), Some(pool)) => {
-                return Err(self.wrong(pool.span(), "a plug has a target or a pool: remove one of them"));
             }
             (None, Some(pool)) if handshake == PlugHandshake::EndToEnd => {
                 let cure = "a client cannot shake hands with a server that is chosen later: remove the handshake, \
                             or write a target instead";
                 return Err(self.wrong(pool.span(), cure));
             }
-            (None, Some(pool)) => Some(LeadTo::Pool(self.pool_named(pool, pools)?)),
-            (target, None) => target.map(|target| LeadTo::Target(target.into_inner().0)),
-        };
-        Ok(Protocol::Plug { target, handshake })
+            _ => Ok(Protocol::Plug { target: self.lead_to((target, pool), pools)?, handshake }),
+        }
+    }
+
+    /// Returns where all clients of a listener are led to, if the file says so.
+    pub(super) fn lead_to(
+        &self,
+        (target, pool): (Option<Spanned<Parsed<Target>>>, Option<Spanned<String>>),
+        pools: &[PoolConfig],
+    ) -> Result<Option<LeadTo>, ConfigError> {
+        match (target, pool) {
+            (Some(_), Some(pool)) => {
+                Err(self.wrong(pool.span(), "a listener has a target or a pool: remove one of them"))
+            }
+            (None, Some(pool)) => Ok(Some(LeadTo::Pool(self.pool_named(pool, pools)?))),
+            (target, None) => Ok(target.map(|target| LeadTo::Target(target.into_inner().0))),
+        }
     }
 }
 
@@ -117,7 +127,7 @@ mod tests {
         assert!(routed.leads_all() && !routed.rules.guarded);
         for (more, want) in [
             ("pool = \"d\"", "4:8: there is no pool \"d\""),
-            ("pool = \"db\"\ntarget = \"a:1\"", "4:8: a plug has a target or a pool"),
+            ("pool = \"db\"\ntarget = \"a:1\"", "4:8: a listener has a target or a pool"),
             ("pool = \"db\"\nhandshake = \"end-to-end\"", "4:8: a client cannot shake hands with a server that"),
             (
                 "pool = \"db\"\ntransparent = true\nhandshake = \"confirm\"",

@@ -4,12 +4,13 @@
 use super::{Next, Session, line::Command};
 use crate::{
     access::Subject,
+    config::pool::LeadTo,
     fault::Fault,
-    onward::connect,
+    onward::{connect, pooled},
     target::{Host, Target, TargetError},
     users::{Credentials, NoUser},
 };
-use longsplice_engine::LegOfProxy;
+use longsplice_engine::{Leg, LegOfProxy};
 use std::str;
 use tokio::time::timeout;
 
@@ -76,11 +77,11 @@ impl Session<'_> {
             Some(part)
         };
         let named = match &self.ftp.target {
-            Some(target) => Some(target.clone()),
-            None => last().and_then(target),
+            Some(given) => Some(given.clone()),
+            None => last().and_then(target).map(LeadTo::Target),
         };
         let proxy_user = (!self.ftp.users.is_empty()).then(&mut last);
-        let (Some(target), true) = (named, proxy_user != Some(None)) else {
+        let (Some(named), true) = (named, proxy_user != Some(None)) else {
             let form = match (&self.ftp.target, proxy_user) {
                 (Some(_), _) => "USER user@proxyuser",
                 (None, Some(_)) => "USER user@proxyuser@host",
@@ -89,7 +90,7 @@ impl Session<'_> {
             return self.tell_wrong(501, &format!("Log in with {form}")).await;
         };
         let user = rest.to_owned();
-        self.state.target = Some(target);
+        self.state.target = named.target().cloned();
         match proxy_user.flatten() {
             Some(proxy_user) => {
                 self.state.phase = Phase::Password { user, proxy_user: proxy_user.to_owned() };
@@ -129,22 +130,41 @@ impl Session<'_> {
         }
     }
 
+    /// Connects to the server, or to one of the pool.
+    async fn connect(&mut self, subject: &Subject<'_>) -> Result<Leg, Fault> {
+        let (shared, listener, client) = (&self.live.shared, &self.front.listener, &self.client.leg);
+        let mut record = self.record();
+        let called = match (&self.ftp.target, &self.state.target) {
+            (Some(LeadTo::Pool(pool)), _) => {
+                let called = pooled::connect(shared, (&listener.rules, listener), client, subject, pool, &mut record);
+                Box::pin(called).await.map(|(leg, lease)| (leg, Some(lease)))
+            }
+            (_, Some(target)) => {
+                connect(shared, listener, client, subject, target, &mut record).await.map(|leg| (leg, None))
+            }
+            (_, None) => Err(Fault::BadRequest("no server was named".into())),
+        };
+        (self.state.tried, self.state.connect_ms) = ((record.pool, record.member), record.connect_ms);
+        let (leg, lease) = called?;
+        if let Some(lease) = lease {
+            self.state.target = Some(lease.0.target.clone());
+            self.lease = Some(lease);
+        }
+        Ok(leg)
+    }
+
     /// Connects to the server, and hears its greeting. The client is told of failures, and the session ends.
     pub(super) async fn call(&mut self) -> Result<(), Next> {
-        let Some(target) = self.state.target.clone() else { return Err(Next::Close) };
-        let listener = &self.front.listener;
-        let subject = Subject::by(self.client.leg.source().ip()).of(self.state.proxy_user.as_deref());
-        let subject = Subject { method: Some("USER"), ..subject };
-        let mut record = self.record();
-        let called = connect(&self.live.shared, listener, &self.client.leg, &subject, &target, &mut record).await;
-        self.state.connect_ms = record.connect_ms;
-        match called {
+        let proxy_user = self.state.proxy_user.clone();
+        let subject = Subject::by(self.client.leg.source().ip()).of(proxy_user.as_deref());
+        match self.connect(&Subject { method: Some("USER"), ..subject }).await {
             Ok(mut leg) => {
                 LegOfProxy::keep_alive(&mut leg, self.front.policy.keepalive);
                 self.server = Some(leg.into());
             }
             Err(fault) => {
-                self.tell(421, &format!("No connection to {target}: {fault}")).await?;
+                let to = self.state.target.as_ref().map_or_else(|| "a server".to_owned(), Target::to_string);
+                self.tell(421, &format!("No connection to {to}: {fault}")).await?;
                 return Err(Next::Fault(fault));
             }
         }
@@ -168,7 +188,7 @@ impl Session<'_> {
     /// Greets a client. If it does not have to name anything, it is the server that does.
     pub(super) async fn greet(&mut self) -> Result<(), Next> {
         if !self.is_gated() {
-            self.state.target = self.given_target();
+            self.state.target = self.given_target().and_then(|given| given.target().cloned());
             return self.call().await;
         }
         let limit = self.front.listener.limits.handshake;

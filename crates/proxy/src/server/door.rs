@@ -194,7 +194,8 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());
         }
         Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
-        Protocol::Ftp(Ftp { target: Some(target), .. }) => tracing::info!("ftp on {addr} to {target}"),
+        Protocol::Ftp(Ftp { target: Some(LeadTo::Target(target)), .. }) => tracing::info!("ftp on {addr} to {target}"),
+        Protocol::Ftp(Ftp { target: Some(LeadTo::Pool(pool)), .. }) => tracing::info!("ftp on {addr} to pool {pool}"),
         Protocol::Ftp(Ftp { users, .. })
             if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
         {
