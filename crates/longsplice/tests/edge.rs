@@ -1,9 +1,12 @@
 //! Transparent listeners of other protocols (`transparent = true`), and listeners that show servers the client's address
 //! (`source = "client"`), through the real program. Needs root and eBPF.
 
-use crate::running::{
-    AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, is_reset, listener, round_trip,
-    translucent::{PATIENCE, PORT, SECOND_PORT, listeners, translucent_at, transparent},
+use crate::{
+    pages::example,
+    running::{
+        AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, is_reset, listener, round_trip,
+        translucent::{PATIENCE, PORT, SECOND_PORT, listeners, translucent_at, transparent},
+    },
 };
 use longsplice_lab::{
     Family, Lab, Options, Shape,
@@ -280,15 +283,17 @@ fn routes_by_name() {
     proxy.shut_down();
 }
 
-/// An edge proxy asks for its clients: neither host knows of anything. Both handshakes go on at the same time: the server has a
-/// connection before the client's acknowledgement arrives.
+/// An edge proxy asks for its clients, as the page on it says: neither host knows of anything. All handshakes go on at the same time:
+/// the server has a connection before the client's acknowledgement arrives.
 #[test_case(Family::V4; "v4")]
 #[test_case(Family::V6; "v6")]
 #[ignore = "root"]
 fn it_asks_for_hosts_that_know_of_nothing(family: Family) {
-    let asking = format!("[tpot]\nports = {PORT}\nproxies = [\"10.77.0.0/16\", \"fd77::/16\"]\n");
-    let edge = transparent("plug", PORT, &format!("handshake = \"pipelined\"\n{AT_ONCE}")) + &asking;
-    let here = routed_in(Shape::TwoForwarders, &edge);
+    let (any, proxies) = if family == Family::V4 { ("0.0.0.0", "10.77.0.0/16") } else { ("[::]", "fd77::/16") };
+    let (listen, ports) = (format!("{any}:{PORT}"), format!("ports = {PORT}"));
+    let words = [("0.0.0.0:5432", &listen[..]), ("ports = 5432", &ports), ("10.1.0.0/16", proxies)];
+    let page = include_str!("../../../docs/edge.md");
+    let here = routed_in(Shape::TwoForwarders, &example(page, "## In front of a translucent proxy", &words));
     let inner = here.lab.second.clone().unwrap();
     let _pins = [Pins::of(&inner), Pins::of_tpot(&inner)];
     let file = here.dir.path().join("second.toml");

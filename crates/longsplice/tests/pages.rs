@@ -18,7 +18,7 @@ const CONFIGURATION: &str = include_str!("../../../docs/configuration.md");
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The first example behind this line of a page, with these words replaced.
-fn example(page: &str, behind: &str, words: &[(&str, &str)]) -> String {
+pub fn example(page: &str, behind: &str, words: &[(&str, &str)]) -> String {
     let (_, rest) = page.split_once(&format!("{behind}\n")).expect("the line");
     let (_, rest) = rest.split_once("```toml\n").expect("an example");
     let (text, _) = rest.split_once("```").expect("its end");
