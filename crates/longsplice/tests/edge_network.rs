@@ -10,7 +10,7 @@ use crate::{
 };
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
-    topology::{CLIENT_SECOND, SERVER, SERVER_SECOND},
+    topology::{CLIENT, CLIENT_SECOND, SERVER, SERVER_SECOND},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
 use nix::{
@@ -136,6 +136,30 @@ fn a_router_that_cannot_reach_the_server(source: &str) {
         }
         proxy.shut_down();
     }
+}
+
+/// Where the server's answers to the client take a way around the proxy, the client has no connection, and the program says why.
+#[test]
+#[ignore = "root"]
+fn answers_that_take_another_way() {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    let more = "source = \"client\"\nlimits = { connect = 1 }\n";
+    let here = translucent_at(lab, &transparent("plug", PORT, more));
+    let mut proxy = here.start();
+    for family in Family::BOTH {
+        let (at, client) = (SERVER.port(family, PORT), CLIENT.ip(family));
+        here.echo(at);
+        let way = format!("{client}/{}", if family == Family::V4 { 32 } else { 128 });
+        here.lab.server.ip(&format!("route add blackhole {way}\n")).unwrap();
+        let ended =
+            here.lab.client.run(|| connect_from(SocketAddr::new(client, 0), at).and_then(|mut s| s.read(&mut [0])));
+        assert!(ended.is_err(), "{ended:?}");
+        proxy.wait_line(&["timeout", &at.to_string()]);
+        here.lab.server.ip(&format!("route del blackhole {way}\n")).unwrap();
+        round_trip(&mut here.connect(at), &[7; 1000]);
+    }
+    proxy.wait_message("answers have to come through this machine");
+    proxy.shut_down();
 }
 
 /// A strict check of the source is met by everything that takes the right way. What comes by another one is dropped by the kernel, as

@@ -21,7 +21,10 @@ use crate::{
     counters::{CounterValues, Counters},
     events::Events,
     limits::{Counted, Full, Slot},
-    log::access_log::{AccessLog, Record},
+    log::{
+        access_log::{AccessLog, Record},
+        complaints::Complaints,
+    },
     pool::Pools,
     resolve::Resolver,
     start_error::StartError,
@@ -136,6 +139,8 @@ pub struct ServerContext {
     pub(crate) all: Arc<Counted>,
     /// Count of the connections to servers whose clients are not accepted yet.
     pub(crate) early: Arc<Counted>,
+    /// Tells of servers that may have sent their answers another way.
+    pub(crate) silent: Complaints,
     /// Whether the tables of the data path are nearly full.
     pub(crate) tables: Tables,
     /// Number of live connections, which the end of the program waits for.

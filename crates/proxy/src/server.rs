@@ -161,6 +161,7 @@ impl Prepared {
             forbidden: Mutex::default(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             early: Counted::unlimited(),
+            silent: Default::default(),
             tables: Tables::default(),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),

@@ -15,6 +15,7 @@ pub fn all(config: &Config) -> Vec<Check> {
     let mut checks: Vec<_> =
         [false, true].iter().filter_map(|v6| forwarding(&listeners, *v6, Path::new("/proc/sys/net"))).collect();
     checks.extend(reverse_path(&listeners, Path::new("/proc/sys/net/ipv4/conf")));
+    checks.extend(return_path(&listeners));
     checks.extend(listeners.iter().filter_map(|l| forward_rules(l)));
     checks.extend(listeners.iter().filter_map(|l| own_server(l)));
     checks
@@ -57,6 +58,17 @@ fn reverse_path(listeners: &[&ListenerConfig], conf: &Path) -> Option<Check> {
         ),
     };
     Some(Check::new(NAME, CheckResult::Note, found))
+}
+
+/// Servers that see the client's address answer to it, whatever way that takes.
+fn return_path(listeners: &[&ListenerConfig]) -> Option<Check> {
+    let first = listeners.iter().find(|l| l.shows_clients)?;
+    let found = format!(
+        "servers of {} answer to their clients' addresses: right if that way leads through this machine, otherwise make it \
+         their gateway, or remove source = \"client\"",
+        first.listen
+    );
+    Some(Check::new("return path", CheckResult::Note, found))
 }
 
 /// A listener without rules does not let anybody pass where the firewall would not.
@@ -133,6 +145,10 @@ mod tests {
         let of = |target: SocketAddr| config(&format!("source = \"client\"\ntarget = \"{target}\""));
         let own = own_server(&of(([127, 0, 0, 1], 80).into()).listeners[0]).unwrap();
         assert_eq!(own.state, CheckResult::Missing);
+        let routed = config("source = \"client\"\ntransparent = true");
+        let way = all(&routed).into_iter().find(|check| check.name == "return path").unwrap();
+        assert!(way.state == CheckResult::Note && way.found.contains("servers of 0.0.0.0:80"), "{way:?}");
+        assert!(return_path(&config("transparent = true").listeners.iter().collect::<Vec<_>>()).is_none());
         assert!(own_server(&of(([192, 0, 2, 1], 80).into()).listeners[0]).is_none());
         assert!(all(&config("target = \"127.0.0.1:80\"")).is_empty());
     }

@@ -74,7 +74,15 @@ pub async fn dial(
             if !matches!(connected, Ok(Ok(_))) {
                 resolver.doubt(target);
             }
-            let server = connected.map_err(|_| Fault::Timeout(Step::Connect))?.map_err(Fault::Unreachable)?;
+            let late = |_| {
+                if listener.shows_clients {
+                    let to = format!("{target} does not answer {} of {}", client.source().ip(), listener.name);
+                    let why = "with source = \"client\", answers have to come through this machine";
+                    shared.silent.tell(&format!("{to}: {why}"));
+                }
+                Fault::Timeout(Step::Connect)
+            };
+            let server = connected.map_err(late)?.map_err(Fault::Unreachable)?;
             let known = Some(server.remote());
             (server, known)
         }
