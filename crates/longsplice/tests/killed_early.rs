@@ -1,5 +1,5 @@
-//! SIGKILL while connections are not relayed yet: first bytes are judged, peers of BIND and data connections of FTP are awaited,
-//! associations are idle. Hosts see an end, and the next process serves on the same ports. Needs root and eBPF, and fails without.
+//! SIGKILL while connections are not relayed yet: first bytes are judged, clients of a login gateway are asked, peers of BIND and data
+//! connections of FTP are awaited, associations are idle. Hosts see an end, and the next process serves on the same ports. Needs root and eBPF, and fails without.
 
 use crate::{
     ftp_talk::Talk,
@@ -128,6 +128,43 @@ fn first_bytes_are_judged(family: Family, of: &str) {
             assert!(got == bytes, "{condition}: {protocol}");
         }
     }
+    stop(&setting, &mut program);
+}
+
+/// Killed at each question. The next process asks from the beginning.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn logins_are_asked(family: Family) {
+    const QUESTIONS: [&str; 3] = ["login: ", "password: ", "host: "];
+    let (at, server) = (FORWARDER_TO_CLIENT.port(family, PORT), SERVER.port(family, PORT));
+    let destination = format!("[[listener.destination]]\nname = \"box\"\ntarget = \"{server}\"\n");
+    let more = format!("telnet = true\nusers = {{ ann = \"secret\" }}\n{destination}");
+    let setting = Setting::new(&listener("login", &at.to_string(), &more));
+    setting.echo(server);
+    let mut program = setting.start();
+    let hears = |mut client: &TcpStream, text: &str| {
+        let mut heard = Vec::new();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        while !heard.ends_with(text.as_bytes()) {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            heard.extend(byte);
+        }
+    };
+    for last in 0..QUESTIONS.len() {
+        let mut client = setting.connect(at);
+        for (question, answer) in QUESTIONS.iter().zip(["ann\r\n", "secret\r\n"]).take(last) {
+            hears(&client, question);
+            client.write_all(answer.as_bytes()).unwrap();
+        }
+        hears(&client, QUESTIONS[last]);
+        kill_and_start(&setting, &mut program, || ends(&client, QUESTIONS[last]));
+    }
+    let mut client = setting.connect(at);
+    client.write_all(b"ann\r\nsecret\r\nbox\r\nhello").unwrap();
+    hears(&client, "connected to box\r\nhello");
+    drop(client);
     stop(&setting, &mut program);
 }
 
