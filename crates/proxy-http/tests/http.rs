@@ -205,13 +205,29 @@ async fn clients_of_http_1_0_get_no_chunks() {
     assert_eq!(origin.seen(), [format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", origin.addr)]);
 }
 
-/// Status and `how` of the log for a request that is not passed on.
+/// Number of faults of this kind.
+fn faults(proxy: &Proxy, how: &str) -> u64 {
+    let counters = proxy.server.counters();
+    match how {
+        "bad-request" => counters.bad_requests,
+        "unreachable" => counters.unreachable,
+        "denied" => counters.denied,
+        "bad-reply" => counters.bad_replies,
+        "auth-failed" => counters.auth_failed,
+        "timeout" => counters.timeouts,
+        how => panic!("{how}"),
+    }
+}
+
+/// Status and `how` of the log for a request that is not passed on, which is counted.
 async fn refused(proxy: &Proxy, input: &str, status: u16, how: &str) {
+    let before = faults(proxy, how);
     let found = answer(proxy, input).await;
     assert!(found.starts_with(&format!("HTTP/1.1 {status} ")), "{input}: {found}");
     assert!(found.contains("\r\nConnection: close\r\n"), "{found}");
     let line = proxy.lines().await.pop().unwrap();
     assert_eq!((&line["status"], &line["how"]), (&status.into(), &how.into()), "{line}");
+    assert_eq!(faults(proxy, how), before + 1, "{line}");
 }
 
 #[tokio::test]
