@@ -94,6 +94,7 @@ fn the_page_describes_every_field_and_word() {
         EndReason::Idle,
         EndReason::Stopped,
         EndReason::Left,
+        EndReason::Lost,
         EndReason::MessageRelayed,
     ] {
         words.push(how.as_str().into());
