@@ -290,13 +290,15 @@ pub struct FlowInfo {
     pub listen: Option<SocketAddr>,
     /// The name of the listener, if it has one.
     pub name: Option<Arc<str>>,
+    /// The server of a pool, if it is one.
+    pub member: Option<Arc<str>>,
 }
 
 impl FlowInfo {
     /// Creates a description without a user.
     pub fn new(protocol: impl Into<Cow<'static, str>>, target: impl Into<String>) -> FlowInfo {
         let target = target.into().into_boxed_str();
-        FlowInfo { protocol: protocol.into(), user: None, target, listen: None, name: None }
+        FlowInfo { protocol: protocol.into(), user: None, target, listen: None, name: None, member: None }
     }
 
     /// Sets the authenticated user, if any.
@@ -315,6 +317,12 @@ impl FlowInfo {
     #[must_use]
     pub fn with_name(self, name: Option<Arc<str>>) -> FlowInfo {
         FlowInfo { name, ..self }
+    }
+
+    /// Sets the server of a pool, if it is one.
+    #[must_use]
+    pub fn with_member(self, member: Option<Arc<str>>) -> FlowInfo {
+        FlowInfo { member, ..self }
     }
 }
 
@@ -354,6 +362,9 @@ pub struct FlowStatus {
     pub server: SocketAddr,
     /// The destination as the client named it.
     pub target: String,
+    /// The server of a pool, if it is one. Not known of a flow that has outlived a process.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub member: Option<String>,
     /// The authenticated user, if any.
     pub user: Option<String>,
     /// The state of the flow.

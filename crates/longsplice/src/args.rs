@@ -1,6 +1,6 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
-use crate::which::{EventsArgs, MemberArgs, WeightArgs, Which};
+use crate::which::{DrainArgs, EventsArgs, MemberArgs, WeightArgs, Which};
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions, TpotUdp};
@@ -109,7 +109,7 @@ pub enum Command {
     /// Let a server of a pool take nothing new. What it has goes on; `longsplice pools` shows when that has ended.
     ///
     /// This, and a weight, last until the program ends, over reloads as well.
-    Drain(MemberArgs),
+    Drain(DrainArgs),
     /// Let a drained server take its share again.
     Undrain(MemberArgs),
     /// Give a server of a pool another weight, until the configuration has a new one.

@@ -13,8 +13,8 @@
 //! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"tpot":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"pools"}                     {"version":1,"pools":[...]} (`PoolValues`)
-//! {"version":1,"ask":"drain","member":"db/10.0.0.1:5432"}   {"version":1,"told":1}, the number of servers; so `undrain`, and
-//! `weight` with `"weight":7`, or null for that of the configuration
+//! {"version":1,"ask":"drain","member":"db/10.0.0.1:5432"}   {"version":1,"told":1}, the number of servers; with
+//! `"maintenance":true` it is not checked, either; so `undrain`, and `weight` with `"weight":7`, or null for that of the configuration
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
 //! {"version":1,"ask":"purge","url":"http://a.example/x","below":true,"after":null}   {"version":1,"removed":3,"after":[0,4096]}:
@@ -156,6 +156,9 @@ pub enum Ask {
     Drain {
         /// `POOL/HOST:PORT`, or `HOST:PORT` for that of all pools.
         member: String,
+        /// It is not checked meanwhile, either.
+        #[serde(default)]
+        maintenance: bool,
     },
     /// Let it take its share again.
     Undrain {
@@ -166,7 +169,7 @@ pub enum Ask {
     Weight {
         /// The server.
         member: String,
-        /// 1 to 256; null: that of the configuration.
+        /// 0 to 256; null: that of the configuration.
         weight: Option<u16>,
     },
     /// Splice a flow.
@@ -597,11 +600,10 @@ impl Office {
             },
             Ask::Counters => self.counters(),
             Ask::Pools => json!({ "version": VERSION, "pools": self.server.pools() }),
-            Ask::Drain { member } => self.tell(&member, Tell::Drain),
+            Ask::Drain { member, maintenance: false } => self.tell(&member, Tell::Drain),
+            Ask::Drain { member, maintenance: true } => self.tell(&member, Tell::Maintain),
             Ask::Undrain { member } => self.tell(&member, Tell::Undrain),
-            Ask::Weight { weight: Some(weight), .. } if !(1..=256).contains(&weight) => {
-                error("a weight is a number from 1 to 256")
-            }
+            Ask::Weight { weight: Some(weight), .. } if weight > 256 => error("a weight is a number from 0 to 256"),
             Ask::Weight { member, weight } => self.tell(&member, Tell::Weigh(weight)),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
@@ -726,7 +728,7 @@ mod tests {
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },
             Ask::Pools,
-            Ask::Drain { member: "db/a:1".into() },
+            Ask::Drain { member: "db/a:1".into(), maintenance: true },
             Ask::Weight { member: "a:1".into(), weight: Some(7) },
             Ask::Purge { url: "http://a.example/x".into(), below: true, after: Some((0, 7)) },
             Ask::Events(Wanted { listener: Some("front".into()), kinds: vec![Kind::Ended, Kind::MemberDown] }),

@@ -52,7 +52,9 @@ pub fn main() -> ExitCode {
         Command::Kill(args) => client::kill(control, args),
         Command::Events(args) => events::events(control, args),
         Command::Pools(json) => pools::pools(control, json.json),
-        Command::Drain(args) => pools::tell(control, Ask::Drain { member: args.member.clone() }),
+        Command::Drain(args) => {
+            pools::tell(control, Ask::Drain { member: args.of.member.clone(), maintenance: args.maintenance })
+        }
         Command::Undrain(args) => pools::tell(control, Ask::Undrain { member: args.member.clone() }),
         Command::Weight(args) => {
             pools::tell(control, Ask::Weight { member: args.of.member.clone(), weight: args.weight })

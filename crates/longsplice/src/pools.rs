@@ -43,7 +43,7 @@ pub fn pools(control: Option<&Path>, json: bool) -> Outcome {
     let width = names.max().unwrap_or(0).max("SERVER".len());
     writeln!(
         out,
-        "{:<width$}  {:<7}  {:>6}  {:>11}  {:>12}  {:>10}",
+        "{:<width$}  {:<11}  {:>6}  {:>11}  {:>12}  {:>10}",
         "SERVER", "STATE", "WEIGHT", "CONNECTIONS", "CHOSEN", "FAILED"
     )?;
     for pool in &pools {
@@ -53,7 +53,7 @@ pub fn pools(control: Option<&Path>, json: bool) -> Outcome {
             let backup = if member.backup { "  backup" } else { "" };
             writeln!(
                 out,
-                "{:<width$}  {state:<7}  {weight:>6}  {:>11}  {chosen:>12}  {failed:>10}{backup}",
+                "{:<width$}  {state:<11}  {weight:>6}  {:>11}  {chosen:>12}  {failed:>10}{backup}",
                 name(pool, member),
                 format!("{connections}{most}"),
             )?;

@@ -25,6 +25,10 @@ pub struct Which {
     /// Only flows to this destination, as the client named it: HOST:PORT, or HOST for any port.
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
+    /// Only flows to this server of a pool, as `longsplice pools` shows it: POOL/HOST:PORT. Those that have outlived a process are
+    /// not known to be.
+    #[arg(long, value_name = "SERVER")]
+    pub member: Option<String>,
     /// Only flows with this refusal, such as `policy` or `path`.
     #[arg(long, value_name = "REFUSAL")]
     pub refusal: Option<String>,
@@ -41,12 +45,23 @@ fn prefix(text: &str) -> Result<String, String> {
     text.parse::<Prefix>().map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
 
-/// Arguments of `longsplice drain` and `longsplice undrain`.
+/// Arguments of `longsplice undrain`, and of all that is told a server.
 #[derive(Debug, clap::Args)]
 pub struct MemberArgs {
     /// The server, as `longsplice pools` shows it: POOL/HOST:PORT, or HOST:PORT for that of all pools.
     #[arg(value_name = "SERVER")]
     pub member: String,
+}
+
+/// Arguments of `longsplice drain`.
+#[derive(Debug, clap::Args)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    pub of: MemberArgs,
+
+    /// Do not check it meanwhile, either: somebody works on it.
+    #[arg(long)]
+    pub maintenance: bool,
 }
 
 /// Arguments of `longsplice weight`.
@@ -55,8 +70,8 @@ pub struct WeightArgs {
     #[command(flatten)]
     pub of: MemberArgs,
 
-    /// 1 to 256; without it, the weight of the configuration.
-    #[arg(value_name = "WEIGHT", value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// 0 to 256, 0 for nothing new; without it, the weight of the configuration.
+    #[arg(value_name = "WEIGHT", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub weight: Option<u16>,
 }
 
@@ -110,10 +125,11 @@ impl Chosen {
         let is = |wanted: &Option<String>, found: Option<&str>| wanted.is_none() || wanted.as_deref() == found;
         let lies =
             |prefix: &Option<Prefix>, ip: IpAddr| prefix.as_ref().is_none_or(|p| p.0.contains(&ip.to_canonical()));
-        let Which { listener, user, target, refusal, min_age, min_bytes, .. } = &self.which;
+        let Which { listener, user, target, member, refusal, min_age, min_bytes, .. } = &self.which;
         let host = flow.target.rsplit_once(':').map(|(host, _)| host.trim_matches(['[', ']']));
         is(listener, flow.name.as_deref())
             && is(user, flow.user.as_deref())
+            && is(member, flow.member.as_deref())
             && is(refusal, flow.refusal.map(|why| why.as_str()))
             && (is(target, Some(&flow.target)) || is(target, host))
             && lies(&self.client, flow.client.ip())

@@ -110,7 +110,9 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     // Boxed: other connections have none of these, and all wait in memory.
     let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
     let Ready { server, left, lease } = ready;
+    let member = lease.as_ref().map(|lease| lease.0.label.clone());
     let info = FlowInfo::new(listener, target).with_user(record.user).with_listen(listen).with_name(record.name);
+    let info = info.with_member(member);
     let done = move |ended: Ended, info: &FlowInfo| {
         let Relayed { live, started, passed } = relayed;
         let mut record = Record::new(listener, info.listen, ended.client);

@@ -33,7 +33,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -83,6 +83,8 @@ pub struct Member {
     pub name: Arc<str>,
     /// Name of the pool.
     pub pool: Arc<str>,
+    /// `POOL/HOST:PORT`, as operators name it.
+    pub label: Arc<str>,
     /// Its place in the pool.
     pub index: usize,
     weight: u32,
@@ -107,8 +109,8 @@ struct State {
     /// Number of times that it was chosen, and of those that it has failed.
     chosen: AtomicU64,
     failed: AtomicU64,
-    /// An operator has told it to take nothing new.
-    drained: AtomicBool,
+    /// Whether an operator has told it to take nothing new.
+    duty: AtomicU8,
     /// The weight that it was told, behind the one that the configuration had then; 0: none.
     told: AtomicU32,
 }
@@ -173,6 +175,7 @@ impl Pool {
                 weight: server.weight,
                 backup: server.backup,
                 most: server.max_connections.unwrap_or(u32::MAX),
+                label: format!("{pool}/{name}").into(),
                 hash: hash(name.as_bytes()),
                 name: name.into(),
                 slow_start: config.slow_start,
@@ -196,12 +199,11 @@ impl Pool {
     fn choose(&self, key: Key, tried: &[usize]) -> Choice {
         let now = Instant::now();
         let named = key.named.filter(|index| !tried.contains(index)).map(|index| &self.members[index]);
-        if let Some(lease) = named.filter(|m| m.health(now) == ServerHealth::Up && !m.is_drained()).and_then(Lease::new)
-        {
+        if let Some(lease) = named.filter(|m| m.health(now) == ServerHealth::Up && m.takes_new()).and_then(Lease::new) {
             return Choice::Of(lease);
         }
         loop {
-            let left = self.members.iter().filter(|m| !tried.contains(&m.index) && !m.is_drained());
+            let left = self.members.iter().filter(|m| !tried.contains(&m.index) && m.takes_new());
             let look = |m: &Arc<Member>| ((m.health(now), m.backup), m.candidate(now));
             let all: Vec<((ServerHealth, bool), Candidate)> = left.map(look).collect();
             let best = all.iter().map(|(rank, _)| *rank).min().filter(|(health, _)| *health != ServerHealth::Down);

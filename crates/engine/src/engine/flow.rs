@@ -305,6 +305,7 @@ impl Flow {
             client: self.source(),
             server: self.legs.server.remote,
             target: self.info.target.to_string(),
+            member: self.info.member.as_deref().map(String::from),
             user: self.info.user.as_deref().map(String::from),
             state: now.state,
             stages: stages(now.state, self.info.protocol.clone()),

@@ -143,6 +143,7 @@ impl Orphan {
             client: record.map_or(self.legs.client.remote, FlowRecord::source),
             server: self.legs.server.remote,
             target: info.target.into_string(),
+            member: info.member.as_deref().map(String::from),
             user: info.user.map(String::from),
             state: self.state(),
             stages: stages(self.state(), info.protocol),

@@ -9,10 +9,7 @@ use crate::{
 };
 use bytes::{Buf, BufMut, TryGetError};
 use longsplice_datapath::{Connection, FlowRecordId, Pair, Released, Tuple};
-use std::{
-    borrow::Cow,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 /// Version of the layout, in the first byte.
 const LAYOUT: u8 = 1;
@@ -159,8 +156,9 @@ impl FlowRecord {
         let announced = get_address(from)?.zip(get_address(from)?).map(Box::new);
         let listen = get_address(from)?;
         let (protocol, target) = (get_text(from)?.unwrap_or_default(), get_text(from)?.unwrap_or_default());
-        let (user, name) = (get_text(from)?.map(String::into_boxed_str), get_text(from)?.map(Into::into));
-        let info = FlowInfo { protocol: Cow::Owned(protocol), user, target: target.into_boxed_str(), listen, name };
+        let (user, name) = (get_text(from)?, get_text(from)?.map(Into::into));
+        // The server of a pool is left out: its pool may have another one by then.
+        let info = FlowInfo::new(protocol, target).with_user(user).with_listen(listen).with_name(name);
         let released = match from.try_get_u8()? {
             0 => None,
             _ => Some(Pair::new(Released::read(from)?, Released::read(from)?)),

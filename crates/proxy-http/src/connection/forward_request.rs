@@ -283,6 +283,7 @@ impl Row<'_> {
         let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.member.habit);
         record.server = Some(server.leg.remote());
         lease.iter().for_each(|lease| lease.general.note(record));
+        let member = lease.as_ref().map(|lease| lease.member.label.clone());
         let more = match &routed.to {
             To::Target(_) | To::Elsewhere(..) => false,
             To::Pool(pool, _) => tries.failed.len() + 1 < pool.config().tries as usize,
@@ -343,7 +344,7 @@ impl Row<'_> {
                     let target = record.target.clone().unwrap_or_default();
                     let info = FlowInfo::new(record.listener, target);
                     let info = info.with_user(record.user.clone()).with_listen(record.listen);
-                    let info = info.with_name(record.name.clone());
+                    let info = info.with_name(record.name.clone()).with_member(member.clone());
                     if let Some(end) =
                         exchange.relay_body(sender, &shared.splicer, self.front.bodies.clone(), info).await
                     {

@@ -23,9 +23,16 @@ pub(super) async fn watch(pool: Weak<Pool>, index: usize, check: Check, upkeep: 
         while let Some(pool) = pool.upgrade() {
             let member = pool.members[index].clone();
             drop(pool);
+            if member.is_maintained() {
+                sleep(check.interval).await;
+                continue;
+            }
             let late = || Err(format!("the check took longer than {:?}", check.timeout));
             let result = timeout(check.timeout, ask(&member, &check, &upkeep)).await.unwrap_or_else(|_| late());
-            member.checked(&upkeep.counters, result);
+            // the one that ran when its maintenance began tells nothing
+            if !member.is_maintained() {
+                member.checked(&upkeep.counters, result);
+            }
             sleep(check.interval).await;
         }
     };

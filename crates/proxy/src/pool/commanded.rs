@@ -10,10 +10,31 @@ use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 pub enum Tell {
     /// To take nothing new. What it has goes on.
     Drain,
+    /// The same, and that it is not checked meanwhile: whoever works on it may stop it.
+    Maintain,
     /// To take its share again.
     Undrain,
-    /// To have this weight; none: the one of the configuration.
+    /// To have this weight; none: the one of the configuration. With 0 it takes nothing new.
     Weigh(Option<u16>),
+}
+
+/// What an operator has told a server last, besides its weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Duty {
+    Serve,
+    Drain,
+    Maintain,
+}
+
+impl Duty {
+    pub fn of(told: u8) -> Duty {
+        match told {
+            1 => Duty::Drain,
+            2 => Duty::Maintain,
+            _ => Duty::Serve,
+        }
+    }
 }
 
 /// A pool, as operators see it.
@@ -32,12 +53,15 @@ pub struct PoolValues {
 pub struct MemberValues {
     /// Its address in the configuration.
     pub address: String,
-    /// `up`; `out`: after failures, for a time; `down`: checks say so; `drained`: an operator does.
+    /// `up`; `out`: after failures, for a time; `down`: checks say so; `drained`, `maintenance`: an operator does. With the weight 0
+    /// it is drained as well.
     pub state: &'static str,
     /// It stands in for others.
     pub backup: bool,
     /// Its weight now, without its slow start.
     pub weight: u32,
+    /// Its weight in the configuration.
+    pub configured_weight: u32,
     /// Connections and requests that it has.
     pub connections: u32,
     /// Maximum number of these.
@@ -62,7 +86,8 @@ impl Pool {
 impl Member {
     fn values(&self, now: Instant) -> MemberValues {
         let state = match self.health(now) {
-            _ if self.is_drained() => "drained",
+            _ if self.duty() == Duty::Maintain => "maintenance",
+            _ if !self.takes_new() => "drained",
             ServerHealth::Up => "up",
             ServerHealth::Out => "out",
             ServerHealth::Down => "down",
@@ -72,6 +97,7 @@ impl Member {
             state,
             backup: self.backup,
             weight: self.weight_told(),
+            configured_weight: self.weight,
             connections: self.state.active.load(Relaxed),
             max_connections: Some(self.most).filter(|most| *most < u32::MAX),
             chosen: self.state.chosen.load(Relaxed),
@@ -79,8 +105,18 @@ impl Member {
         }
     }
 
-    pub(super) fn is_drained(&self) -> bool {
-        self.state.drained.load(Relaxed)
+    fn duty(&self) -> Duty {
+        Duty::of(self.state.duty.load(Relaxed))
+    }
+
+    /// Whether an operator lets it have new connections and requests.
+    pub(super) fn takes_new(&self) -> bool {
+        self.duty() == Duty::Serve && self.weight_told() > 0
+    }
+
+    /// Whether somebody works on it, and failed checks would tell nothing.
+    pub(super) fn is_maintained(&self) -> bool {
+        self.duty() == Duty::Maintain
     }
 
     /// Returns the weight that it was told, unless the one of the configuration has changed since; otherwise that.
@@ -91,19 +127,24 @@ impl Member {
 
     fn tell(&self, what: Tell) {
         let told = match what {
-            Tell::Drain | Tell::Undrain => {
-                self.state.drained.store(what == Tell::Drain, Relaxed);
-                self.queue.freed();
-                let (kind, told) = match what {
-                    Tell::Drain => (Kind::MemberDrained, "takes nothing new"),
-                    _ => (Kind::MemberUndrained, "takes its share again"),
+            Tell::Drain | Tell::Maintain | Tell::Undrain => {
+                let (duty, kind, why, told) = match what {
+                    Tell::Drain => (Duty::Drain, Kind::MemberDrained, "it was told so", "takes nothing new"),
+                    Tell::Maintain => {
+                        (Duty::Maintain, Kind::MemberDrained, "maintenance", "takes nothing new, and is not checked")
+                    }
+                    _ => (Duty::Serve, Kind::MemberUndrained, "it was told so", "takes its share again"),
                 };
-                self.events.member(kind, (&self.pool, &self.name), &"it was told so");
+                self.state.duty.store(duty as u8, Relaxed);
+                self.queue.freed();
+                self.events.member(kind, (&self.pool, &self.name), &why);
                 told.to_owned()
             }
             Tell::Weigh(weight) => {
+                // that of the configuration is at least 1, so that 0 in all bits is told by nobody
                 let told = weight.map_or(0, |weight| self.weight << 16 | u32::from(weight));
                 self.state.told.store(told, Relaxed);
+                self.queue.freed();
                 format!("has weight {}", self.weight_told())
             }
         };
