@@ -111,6 +111,8 @@ impl Collector for Snapshot {
 impl Snapshot {
     /// What has become of connections, by listener.
     fn ended(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = ("longsplice_listener_begun", "Connections of the listener that have begun.");
+        counters(to, about, self.listeners.iter().map(|l| ([("listener", &*l.name)], l.begun)))?;
         let about = ("longsplice_listener_live", "Connections of the listener that exist now.");
         let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Gauge)?;
         for l in &self.listeners {

@@ -323,6 +323,7 @@ impl Live {
         shared.live.send_modify(|n| *n += 1);
         let enrolled = Some(shared.roll.enter(leg, &front.listener.name));
         let summed = front.summed.clone();
+        summed.begin();
         Ok(Live { shared: shared.clone(), summed, slots, enrolled, seat: Some(shared.loads.seat(awake)) })
     }
 

@@ -215,6 +215,10 @@ pub struct ListenerValues {
     pub refused: BTreeMap<&'static str, u64>,
     /// Number of connections that exist now.
     pub live: u32,
+    /// Number of connections that have begun. One that a limit has turned away has not.
+    pub begun: u64,
+    /// Limit of those that exist, in the configuration.
+    pub max_connections: Option<u32>,
     /// What has ended.
     #[serde(flatten)]
     pub totals: Totals,

@@ -410,6 +410,8 @@ impl Drop for Server {
     }
 }
 
+                begun: front.summed.begun(),
+                max_connections: front.listener.limits.connections,
 /// Returns the names of servers in the configuration.
 fn names(config: &Config) -> BTreeSet<String> {
     let of_pools = config.pools.iter().flat_map(|pool| pool.servers.iter().map(|s| &s.target));

@@ -4,7 +4,10 @@ use crate::log::access_log::Record;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// Longest lifetimes, in milliseconds, of those counted together; what lives longer is counted apart.
@@ -51,9 +54,22 @@ pub struct Totals {
 
 /// Totals that many connections add to.
 #[derive(Debug, Default)]
-pub(crate) struct Summed(Mutex<Totals>);
+pub(crate) struct Summed {
+    ended: Mutex<Totals>,
+    begun: AtomicU64,
+}
 
 impl Summed {
+    /// Counts a connection that begins.
+    pub fn begin(&self) {
+        self.begun.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many have begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Relaxed)
+    }
+
     /// Adds what the line of the access log tells.
     pub fn add(&self, record: &Record) {
         let mut sum = self.lock();
@@ -73,7 +89,7 @@ impl Summed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Totals> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
