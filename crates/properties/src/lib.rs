@@ -9,6 +9,7 @@
 mod codings;
 mod ftp;
 mod handshakes;
+mod haproxy;
 mod heads;
 mod http;
 mod judged;
@@ -25,7 +26,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 27] = [
+pub const TARGETS: [Target; 28] = [
     Target { name: "http_request", check: http::request },
     Target { name: "http_reply", check: http::reply },
     Target { name: "http_chunked", check: http::chunked },
@@ -53,6 +54,7 @@ pub const TARGETS: [Target; 27] = [
     Target { name: "body_rules", check: judged::body },
     Target { name: "http_fields", check: heads::fields },
     Target { name: "http_location", check: heads::location },
+    Target { name: "haproxy", check: haproxy::line },
 ];
 
 /// Checks the property of this name.

@@ -29,6 +29,7 @@ pub mod filter;
 pub mod first_bytes;
 pub mod ftp;
 mod handshake_buffer;
+pub mod haproxy;
 pub mod inherited;
 mod later;
 pub mod limits;
