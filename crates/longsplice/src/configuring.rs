@@ -1,13 +1,18 @@
 //! The configuration of `longsplice run`: from the file and the command line, at the start and again while it runs.
 
-use crate::args::{Format, RunArgs};
+use crate::{
+    args::{Format, RunArgs},
+    haproxy::Haproxy,
+};
 use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::SpliceWhen;
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Protocol, Reloaded, Server, limits::CONNECTIONS, log::access_log::LogFormat,
 };
 use std::{
+    io,
     net::UdpSocket,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -77,20 +82,27 @@ fn read(args: &RunArgs) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
+/// Returns why there is no socket for tools of HAProxy.
+pub fn no_haproxy(config: &Config, error: &io::Error) -> String {
+    let path = config.haproxy.as_deref().unwrap_or(Path::new("")).display();
+    format!("{}socket {path}: {error}", config.places.of(&path))
+}
+
 /// Reads the configuration anew, and puts it in force.
 #[derive(Clone)]
 pub struct Reloader {
     args: Arc<RunArgs>,
     /// The server whose configuration it is.
     pub server: Arc<Server>,
+    haproxy: Arc<Haproxy>,
     /// Whether spliced flows continue when the program stops.
     leave: Arc<AtomicBool>,
 }
 
 impl Reloader {
     /// `leave`: whether spliced flows continue when the program stops.
-    pub fn new(args: &RunArgs, server: Arc<Server>, leave: bool) -> Reloader {
-        Reloader { args: Arc::new(args.clone()), server, leave: Arc::new(leave.into()) }
+    pub fn new(args: &RunArgs, (server, haproxy): (Arc<Server>, Arc<Haproxy>), leave: bool) -> Reloader {
+        Reloader { args: Arc::new(args.clone()), server, haproxy, leave: Arc::new(leave.into()) }
     }
 
     /// Returns whether spliced flows continue when the program stops.
@@ -125,9 +137,16 @@ impl Reloader {
             return Err("there is no file to read: the program was started without --config".into());
         }
         let args = self.args.clone();
-        let config = spawn_blocking(move || configure(&args)).await.map_err(|e| e.to_string())??;
+        let haproxy = self.haproxy.clone();
+        let prepare = move || {
+            let config = configure(&args)?;
+            let next = haproxy.prepare(config.haproxy.as_deref()).map_err(|e| no_haproxy(&config, &e))?;
+            Ok::<_, String>((config, next))
+        };
+        let (config, next) = spawn_blocking(prepare).await.map_err(|e| e.to_string())??;
         let leave = config.leave_flows_on_stop;
         let reloaded = self.server.reload(config, enforce).await.map_err(|e| e.to_string())?;
+        self.haproxy.put(next);
         self.leave.store(leave, Relaxed);
         Ok(reloaded)
     }

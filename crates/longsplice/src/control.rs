@@ -14,7 +14,7 @@
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"tpot":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"pools"}                     {"version":1,"pools":[...]} (`PoolValues`)
 //! {"version":1,"ask":"drain","member":"db/10.0.0.1:5432"}   {"version":1,"told":1}, the number of servers; with
-//! `"maintenance":true` it is not checked, either; so `undrain`, and `weight` with `"weight":7`, or null for that of the configuration
+//! `"maintenance":true` it is not checked, either; so `undrain`, and `weight` with `"weight":7`, or null: the one configured
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
 //! {"version":1,"ask":"purge","url":"http://a.example/x","below":true,"after":null}   {"version":1,"removed":3,"after":[0,4096]}:
@@ -275,8 +275,9 @@ pub struct Orders {
 /// becomes the reserve before anything else can take it.
 type Spare = Arc<Mutex<Option<OwnedFd>>>;
 
+/// The file of a socket, which is removed when this is dropped.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+pub(crate) struct SocketFile(pub PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
@@ -286,28 +287,10 @@ impl Drop for SocketFile {
 }
 
 impl Control {
-    /// Listens on `path`. An existing file is replaced only if it is a socket without a listener.
+    /// Listens on `path`.
     pub fn bind(path: &Path) -> io::Result<Control> {
-        make_directory(path)?;
-        match paths::connect(path) {
-            Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another longsplice listens there")),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => fs::remove_file(path)?,
-            Err(e) => return Err(e),
-        }
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        // Use a temporary name until the socket listens and has the right
-        // mode: a socket that refuses connections counts as left over.
-        let new = path.with_extension(format!("new-{}", std::process::id()));
-        let _ = fs::remove_file(&new); // left by an earlier process with our number
-        bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
-        let mut file = SocketFile(new);
-        fs::set_permissions(&file.0, fs::Permissions::from_mode(0o600))?;
-        listen(&fd, Backlog::new(CLIENTS as i32)?)?;
-        fs::rename(&file.0, path)?;
-        path.clone_into(&mut file.0);
-        Control::new(StdListener::from(fd), Some(file))
+        let (listener, file) = listen_at(path)?;
+        Control::new(listener, Some(file))
     }
 
     /// Listens at the socket of an earlier process, to which the file belongs.
@@ -373,8 +356,42 @@ fn lock(spare: &Spare) -> MutexGuard<'_, Option<OwnedFd>> {
     spare.lock().expect("nothing panics under this lock")
 }
 
-fn is_socket(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+/// Listens on `path`, for our user only. An existing file is replaced only if it is a socket without a listener.
+pub(crate) fn listen_at(path: &Path) -> io::Result<(StdListener, SocketFile)> {
+    make_directory(path)?;
+    match paths::connect(path) {
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            check_file(path)?;
+            fs::remove_file(path)?;
+        }
+        Err(e) => return Err(e),
+    }
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    // Use a temporary name until the socket listens and has the right
+    // mode: a socket that refuses connections counts as left over.
+    let new = path.with_extension(format!("new-{}", std::process::id()));
+    let _ = fs::remove_file(&new); // left by an earlier process with our number
+    bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
+    let new = SocketFile(new);
+    fs::set_permissions(&new.0, fs::Permissions::from_mode(0o600))?;
+    listen(&fd, Backlog::new(CLIENTS as i32)?)?;
+    // A second name, and not another one, or the file of a process that has begun to listen meanwhile would be lost.
+    fs::hard_link(&new.0, path)?;
+    Ok((StdListener::from(fd), SocketFile(path.to_owned())))
+}
+
+/// Fails if there is a file that is no socket.
+pub(crate) fn check_file(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(of) if !of.file_type().is_socket() => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "there is a file that is no socket: remove it, or write another path",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Creates the usual directory of the socket if it is missing, with access for our user only; another one has to be there. The
@@ -394,8 +411,9 @@ fn directory(socket: &Path) -> Option<&Path> {
     socket.parent().filter(|d| !d.as_os_str().is_empty())
 }
 
+/// Whether it is in the directory of the default control socket.
 fn is_usual(socket: &Path) -> bool {
-    paths::control_socket().is_ok_and(|usual| usual == socket)
+    paths::control_socket().is_ok_and(|usual| usual.parent() == socket.parent())
 }
 
 /// Checks whether the directory of the socket is there, unless it would be created, and whose it is.

@@ -86,6 +86,11 @@ pub enum Of {
     Control,
     /// Metrics.
     Admin,
+    /// The socket for tools of HAProxy.
+    Haproxy {
+        /// Its path.
+        path: PathBuf,
+    },
     /// The listener with this name.
     Listener {
         /// Its name.

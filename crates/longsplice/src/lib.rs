@@ -1,8 +1,9 @@
 //! The program as a library: `longsplice run` and the operator's commands.
 //!
-//! `args` is the only table of flags; the help texts, man pages and completions (`man`) are generated from it. `run` is the proxy
-//! itself, `control` its Unix socket; `client`, `ls`, `inspect`, `trace` and `events` are the client side of that socket; `doctor`
-//! stands alone. Other public items are for `longsplice-bench`, which observes proxies through their control sockets.
+//! `args` is the only table of flags; the help texts, man pages and completions (`man`) are generated from it. `run` is the
+//! proxy itself, `control` its Unix socket, and `haproxy` another one, for tools of HAProxy; `client`, `ls`, `inspect`, `trace`
+//! and `events` are the client side of that socket; `doctor` stands alone. Other public items are for `longsplice-bench`, which
+//! observes proxies through their control sockets.
 
 mod admin;
 mod args;
@@ -13,6 +14,7 @@ mod doctor;
 mod events;
 mod farm;
 mod handing;
+mod haproxy;
 mod inspect;
 mod ls;
 mod man;

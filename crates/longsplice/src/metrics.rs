@@ -18,7 +18,7 @@ use prometheus_client::{
 };
 use std::{
     fmt, fs, io,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// The media type of [`of`].
@@ -244,6 +244,12 @@ impl Stat {
         let field = |number: usize| fields.get(number - 3)?.parse().ok();
         Some(Stat { user: field(14)?, system: field(15)?, started: field(22)?, resident: field(24)? })
     }
+}
+
+/// Returns for how long this process runs, if the kernel says so.
+pub fn age() -> Option<Duration> {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok()??;
+    Some(Duration::from_secs_f64((uptime()? - Stat::read()?.started / ticks as f64).max(0.0)))
 }
 
 /// Returns the seconds since the machine was started.

@@ -7,7 +7,7 @@ use crate::{
     Outcome,
     admin::Admin,
     args::{Format, RunArgs},
-    configuring::{Reloader, configure},
+    configuring::{Reloader, configure, no_haproxy},
     control::{self, Control, Ending, Orders, Stopper, end_limit},
     doctor,
     handing::{
@@ -15,6 +15,7 @@ use crate::{
         heir::{Heir, Offered},
         successor::{Asked, ITSELF, Predecessor, Prepared, Sockets, Upgraded},
     },
+    haproxy::Haproxy,
     memory, paths, supervisor,
 };
 use longsplice_datapath::give_large_blocks_back;
@@ -97,6 +98,10 @@ fn check(args: &RunArgs, control: Option<&Path>) -> Outcome {
     let config = configure(args)?;
     let path = control_path(&config, control)?;
     control::check_directory(&path).map_err(|e| no_control(&path, &e))?;
+    if let Some(path) = &config.haproxy {
+        let checked = control::check_directory(path).and_then(|()| control::check_file(path));
+        checked.map_err(|e| no_haproxy(&config, &e))?;
+    }
     longsplice_proxy::check(&config)?;
     if !args.copy_only
         && let Err(e) = config.engine.datapath.check_devices()
@@ -236,6 +241,8 @@ async fn serve(
         Some(of) => Some(admin(of, offered.admin).await.map_err(|e| no_admin(&config, of.listen, &e))?),
         None => None,
     };
+    let haproxy = Haproxy::open(config.haproxy.as_deref(), offered.haproxy).map_err(|e| no_haproxy(&config, &e))?;
+    let haproxy = Arc::new(haproxy);
     for at in inherited.unused(&config) {
         tracing::warn!("no listener has the address {at} of an inherited socket: its clients get no answer");
     }
@@ -256,6 +263,7 @@ async fn serve(
             name = signals.until_told() => return Err(format!("{name}, before anything was handed over").into()),
         }
         control.take_file(path);
+        haproxy.take_file();
     }
     let splicer = match open(args, prepared.config()) {
         Err(why) if heir.is_some() => {
@@ -274,17 +282,18 @@ async fn serve(
             return Err(e.into());
         }
     };
-    let reloader = Reloader::new(args, server.clone(), leave);
+    let reloader = Reloader::new(args, (server.clone(), haproxy.clone()), leave);
     let (stop, mut stops) = mpsc::unbounded_channel();
     let (upgrade, mut upgrades) = mpsc::unbounded_channel();
     let orders = Orders { stop, upgrade };
     let mut stoppers = Vec::new();
     // Scripts wait for this line: everything is ready now.
+    haproxy.announce();
     tracing::info!("control socket {}", path.display());
     heir.into_iter().for_each(|heir| heir.serves());
     supervisor::ready().await;
     let live = tokio::spawn(supervisor::live());
-    let office = Office { control, admin };
+    let office = Office { control, admin, haproxy };
     let predecessor =
         Predecessor { binary: binary(), control: path.to_owned(), splicer: splicer.clone(), server: server.clone() };
     let ending = {
@@ -349,6 +358,7 @@ async fn serve(
 struct Office {
     control: Control,
     admin: Option<Admin>,
+    haproxy: Arc<Haproxy>,
 }
 
 impl Office {
@@ -360,13 +370,15 @@ impl Office {
                 None => pending().await,
             }
         };
-        tokio::join!(self.control.serve(splicer, reloader, orders), admin);
+        tokio::join!(self.control.serve(splicer, reloader, orders), admin, self.haproxy.serve(splicer, reloader));
     }
 
     /// Starts another process that is to take over.
     async fn prepare(&self, predecessor: &Predecessor, asked: &Asked) -> Result<Prepared, String> {
         let mut others = vec![self.control.socket().map(|socket| (Of::Control, socket))];
         others.extend(self.admin.iter().map(|admin| admin.socket().map(|socket| (Of::Admin, socket))));
+        let haproxy = self.haproxy.socket().transpose();
+        others.extend(haproxy.map(|of| of.map(|(path, socket)| (Of::Haproxy { path }, socket))));
         let sockets = others.into_iter().collect::<io::Result<_>>();
         let sockets = sockets.and_then(|others| Sockets::of(&predecessor.server, others)).map_err(|e| e.to_string())?;
         predecessor.prepare(sockets, asked).await
@@ -375,6 +387,7 @@ impl Office {
     /// Leaves all of it to another process.
     fn leave(mut self) {
         self.control.leave_file();
+        self.haproxy.leave();
     }
 }
 

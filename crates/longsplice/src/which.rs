@@ -25,8 +25,8 @@ pub struct Which {
     /// Only flows to this destination, as the client named it: HOST:PORT, or HOST for any port.
     #[arg(long, value_name = "TARGET")]
     pub target: Option<String>,
-    /// Only flows to this server of a pool, as `longsplice pools` shows it: POOL/HOST:PORT. Those that have outlived a process are
-    /// not known to be.
+    /// Only flows to this server of a pool, as `longsplice pools` shows it: POOL/HOST:PORT. Those that have outlived a process
+    /// are not known to be.
     #[arg(long, value_name = "SERVER")]
     pub member: Option<String>,
     /// Only flows with this refusal, such as `policy` or `path`.

@@ -273,7 +273,7 @@ fn the_control_socket_is_ours_alone_and_outlives_no_kill() {
     assert_eq!(fs::metadata(proxy.control()).unwrap().permissions().mode() & 0o777, 0o600);
     let control = proxy.control().to_owned();
     let run = ["run", "--copy-only", "--socks5", "127.0.0.1:0", "--control", control.to_str().unwrap()];
-    assert!(complaint(&run).contains("another longsplice listens there"));
+    assert!(complaint(&run).contains("another process listens there"));
     proxy.signal(Signal::SIGKILL);
     proxy.wait();
     assert!(control.exists(), "SIGKILL leaves the file");

@@ -7,6 +7,7 @@
 mod admin;
 mod asking;
 mod cache;
+mod control;
 mod fields;
 mod file;
 mod filter;
@@ -89,6 +90,8 @@ pub struct Config {
     pub tpot: Option<Asking>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
+    /// Path of the socket that speaks as HAProxy's; none: there is none.
+    pub haproxy: Option<PathBuf>,
     /// Where metrics are served; none: nowhere.
     pub admin: Option<AdminConfig>,
     /// Whether spliced flows continue when the program stops.

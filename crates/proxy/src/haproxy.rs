@@ -1,8 +1,9 @@
-//! The language of HAProxy's runtime socket, as its management guide describes it (2.6 and 3.0): what operators and their tools ask
-//! there. This only reads; the program answers.
+//! The language of HAProxy's runtime socket, as its management guide describes it (2.6 and 3.0): what operators and their tools
+//! ask there. This only reads; the program answers.
 //!
-//! A request is a line of commands, separated by `;`, of words, separated by spaces. A backslash takes the meaning from what follows
-//! it. What HAProxy has and we have not is [`Refused`] with the reason, so that whoever asks learns more than that it is unknown.
+//! A request is a line of commands, separated by `;`, of words, separated by spaces. A backslash takes the meaning from what
+//! follows it. What HAProxy has and we have not is [`Refused`] with the reason, so that whoever asks learns more than that it
+//! is unknown.
 
 use std::{
     borrow::Cow,

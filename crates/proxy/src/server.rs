@@ -367,6 +367,21 @@ impl Server {
         values
     }
 
+    /// Returns the limit of connections on all listeners together.
+    pub fn max_connections(&self) -> u32 {
+        lock(&self.state).config.connections.unwrap_or(CONNECTIONS)
+    }
+
+    /// Returns how many tasks serve connections and what goes on beside them.
+    pub fn tasks(&self) -> usize {
+        self.shared.loads.tasks()
+    }
+
+    /// Returns whether no client is accepted any more.
+    pub fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+
     /// Returns what tells of all that happens.
     pub fn events(&self) -> &Arc<Events> {
         &self.shared.events
@@ -395,6 +410,8 @@ impl Server {
                 spliced: tally.spliced(),
                 refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
                 live: front.live(),
+                begun: front.summed.begun(),
+                max_connections: front.listener.limits.connections,
                 totals: front.summed.totals(),
             }
         };
@@ -410,8 +427,6 @@ impl Drop for Server {
     }
 }
 
-                begun: front.summed.begun(),
-                max_connections: front.listener.limits.connections,
 /// Returns the names of servers in the configuration.
 fn names(config: &Config) -> BTreeSet<String> {
     let of_pools = config.pools.iter().flat_map(|pool| pool.servers.iter().map(|s| &s.target));

@@ -9,7 +9,7 @@ use std::{
     io,
     net::TcpListener,
     os::{fd::AsFd, unix::net::UnixListener},
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -36,6 +36,8 @@ pub struct Offered {
     pub control: Option<UnixListener>,
     /// Metrics.
     pub admin: Option<TcpListener>,
+    /// The socket for tools of HAProxy, and its path.
+    pub haproxy: Option<(PathBuf, UnixListener)>,
     /// The listeners, by name.
     listeners: Vec<(String, TcpListener)>,
     /// Those that a supervisor keeps.
@@ -81,6 +83,7 @@ impl Heir {
                 Some((Message::Socket(of), Some(socket))) => match of {
                     Of::Control => offered.control = Some(socket.into()),
                     Of::Admin => offered.admin = Some(socket.into()),
+                    Of::Haproxy { path } => offered.haproxy = Some((path, socket.into())),
                     Of::Listener { name } => offered.listeners.push((name, socket.into())),
                     Of::Supervisor => offered.kept.push(socket.into()),
                 },

@@ -8,6 +8,7 @@ use super::{
     admin::RawAdmin,
     asking::RawAsking,
     cache::{RawCache, disagree},
+    control::{self, RawControl},
     fields::RawFields,
     filter::RawFilter,
     ftp::FtpOptions,
@@ -60,6 +61,7 @@ struct File {
     pools: BTreeMap<String, Spanned<RawPool>>,
     upstreams: RawUpstreams,
     tpot: Option<Spanned<RawAsking>>,
+    haproxy: Option<Spanned<PathBuf>>,
     /// Where `source` and the file of the log are named, and `xdp` or `peer`.
     source: Option<Range<usize>>,
     log: Option<Range<usize>>,
@@ -118,7 +120,10 @@ impl Keys for File {
                 *(if is_xdp { &mut of.xdp } else { &mut of.peer }) = devices;
             }
             FileKey::Tpot => self.tpot = Some(table.next_value()?),
-            FileKey::Control => self.config.control = Some(self.fixed("control", table.next_value()?)),
+            FileKey::Control => {
+                let RawControl { path, haproxy } = self.fixed("control", table.next_value()?);
+                (self.config.control, self.haproxy) = (path, haproxy);
+            }
             FileKey::Admin => self.config.admin = Some(self.fixed::<RawAdmin>("admin", table.next_value()?).into()),
             FileKey::SourcePorts => {
                 let OrNumber(PortRange { first, last }) = self.fixed("source_ports", table.next_value()?);
@@ -402,10 +407,18 @@ impl FromStr for UserName {
 
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file, warnings: RefCell::default(), has_passwords: Cell::default() };
-    let Table(File { mut config, listeners, pools, upstreams, tpot, source: sources, log, bypass, fixed }) =
+    let Table(File { mut config, listeners, pools, upstreams, tpot, haproxy, source: sources, log, bypass, fixed }) =
         toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
     for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
         *path = source.path(path);
+    }
+    if let Some(haproxy) = haproxy {
+        let path = source.path(haproxy.get_ref());
+        if let Some(mistake) = control::mistake(&path, config.control.as_deref()) {
+            return Err(source.wrong(haproxy.span(), mistake));
+        }
+        config.places.add(path.display(), source.place(haproxy.span()));
+        config.haproxy = Some(path);
     }
     let places = &mut config.places;
     let tpot_key = tpot.iter().map(|tpot| ("tpot", tpot.span()));

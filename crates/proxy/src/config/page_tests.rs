@@ -18,9 +18,10 @@ use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duratio
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 33] = [
+const TABLES: [(&str, &[&str]); 34] = [
     ("unknown = 1", &["Top level"]),
     ("tpot.unknown = 1", &["Asking for proxies"]),
+    ("control.unknown = 1", &["Control sockets"]),
     ("admin.unknown = 1", &["Metrics"]),
     ("log.unknown = 1", &["Log"]),
     (

@@ -85,6 +85,11 @@ impl Loads {
         &self.0[number % self.0.len()].runtime
     }
 
+    /// Returns the number of tasks of all workers.
+    pub fn tasks(&self) -> usize {
+        self.0.iter().map(|load| load.runtime.metrics().num_alive_tasks()).sum()
+    }
+
     /// Assigns a connection to the worker with the fewest connections; among equals preferably to `awake`, which is running.
     pub fn seat(&self, awake: usize) -> Seat {
         let awake = awake % self.0.len();

@@ -53,8 +53,8 @@ pub struct PoolValues {
 pub struct MemberValues {
     /// Its address in the configuration.
     pub address: String,
-    /// `up`; `out`: after failures, for a time; `down`: checks say so; `drained`, `maintenance`: an operator does. With the weight 0
-    /// it is drained as well.
+    /// `up`; `out`: after failures, for a time; `down`: checks say so; `drained`, `maintenance`: an operator does. With the
+    /// weight 0 it is drained as well.
     pub state: &'static str,
     /// It stands in for others.
     pub backup: bool,
@@ -159,7 +159,8 @@ pub(crate) fn values(pools: &Pools) -> Vec<PoolValues> {
     all
 }
 
-/// Tells a server something. `member`: `POOL/HOST:PORT`, or `HOST:PORT` for that of all pools. Returns how many were told, if any.
+/// Tells a server something. `member`: `POOL/HOST:PORT`, or `HOST:PORT` for that of all pools. Returns how many were told, if
+/// any.
 pub(crate) fn tell(pools: &Pools, member: &str, what: Tell) -> Option<usize> {
     let (pool, address) = member.rsplit_once('/').map_or((None, member), |(pool, address)| (Some(pool), address));
     let pools = pools.values().filter(|of| pool.is_none_or(|pool| of.config.name == pool));
