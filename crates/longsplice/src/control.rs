@@ -39,20 +39,19 @@ use crate::{
     args::TRACE_SECONDS_MAX,
     configuring::Reloader,
     handing::successor::Asked,
-    paths, telling,
-    which::{Chosen, Which},
+    socket_file::{SocketFile, listen_at},
+    telling,
+    which::{Chosen, PAGE, Which},
 };
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
 use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, Tell, events::Wanted};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
-    fs, io,
+    io,
     net::Shutdown,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+        fd::{AsFd, OwnedFd},
         unix::net::{UnixListener as StdListener, UnixStream as StdStream},
     },
     path::{Path, PathBuf},
@@ -72,8 +71,6 @@ use tokio::{
 
 /// Protocol version of requests and answers. It is raised when a field changes its meaning, not when a field is added.
 pub const VERSION: u32 = 1;
-/// Flows held in memory at a time while an answer is written.
-pub const PAGE: usize = 500;
 /// Longest request in bytes. Real requests have about a hundred.
 const REQUEST: u64 = 4096;
 /// Most clients connected at a time. Others are turned away, so that
@@ -275,17 +272,6 @@ pub struct Orders {
 /// becomes the reserve before anything else can take it.
 type Spare = Arc<Mutex<Option<OwnedFd>>>;
 
-/// The file of a socket, which is removed when this is dropped.
-#[derive(Debug)]
-pub(crate) struct SocketFile(pub PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // If the file or its directory is already gone, that is just as well.
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 impl Control {
     /// Listens on `path`.
     pub fn bind(path: &Path) -> io::Result<Control> {
@@ -354,81 +340,6 @@ impl Control {
 
 fn lock(spare: &Spare) -> MutexGuard<'_, Option<OwnedFd>> {
     spare.lock().expect("nothing panics under this lock")
-}
-
-/// Listens on `path`, for our user only. An existing file is replaced only if it is a socket without a listener.
-pub(crate) fn listen_at(path: &Path) -> io::Result<(StdListener, SocketFile)> {
-    make_directory(path)?;
-    match paths::connect(path) {
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            check_file(path)?;
-            fs::remove_file(path)?;
-        }
-        Err(e) => return Err(e),
-    }
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    // Use a temporary name until the socket listens and has the right
-    // mode: a socket that refuses connections counts as left over.
-    let new = path.with_extension(format!("new-{}", std::process::id()));
-    let _ = fs::remove_file(&new); // left by an earlier process with our number
-    bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
-    let new = SocketFile(new);
-    fs::set_permissions(&new.0, fs::Permissions::from_mode(0o600))?;
-    listen(&fd, Backlog::new(CLIENTS as i32)?)?;
-    // A second name, and not another one, or the file of a process that has begun to listen meanwhile would be lost.
-    fs::hard_link(&new.0, path)?;
-    Ok((StdListener::from(fd), SocketFile(path.to_owned())))
-}
-
-/// Fails if there is a file that is no socket.
-pub(crate) fn check_file(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(of) if !of.file_type().is_socket() => Err(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "there is a file that is no socket: remove it, or write another path",
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Creates the usual directory of the socket if it is missing, with access for our user only; another one has to be there. The
-/// owner is checked, because any user can create files in /tmp.
-fn make_directory(socket: &Path) -> io::Result<()> {
-    if let Some(dir) = directory(socket)
-        && is_usual(socket)
-        && let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
-        && e.kind() != io::ErrorKind::AlreadyExists
-    {
-        return Err(e);
-    }
-    check_directory(socket)
-}
-
-fn directory(socket: &Path) -> Option<&Path> {
-    socket.parent().filter(|d| !d.as_os_str().is_empty())
-}
-
-/// Whether it is in the directory of the default control socket.
-fn is_usual(socket: &Path) -> bool {
-    paths::control_socket().is_ok_and(|usual| usual.parent() == socket.parent())
-}
-
-/// Checks whether the directory of the socket is there, unless it would be created, and whose it is.
-pub fn check_directory(socket: &Path) -> io::Result<()> {
-    let Some(dir) = directory(socket).filter(|dir| dir.exists() || !is_usual(socket)) else { return Ok(()) };
-    let missing =
-        |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}; create this directory first", dir.display()));
-    let owner = fs::metadata(dir).map_err(missing)?.uid();
-    if owner != 0 && owner != nix::unistd::Uid::effective().as_raw() {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("{} belongs to another user", dir.display()),
-        ));
-    }
-    Ok(())
 }
 
 /// State needed to answer requests.

@@ -10,13 +10,13 @@ mod answers;
 mod figures;
 mod info;
 
-use crate::{
-    configuring::Reloader,
-    control::{SocketFile, listen_at},
-};
+use crate::socket_file::{SocketFile, listen_at};
 use answers::Clerk;
 use longsplice_engine::Splicer;
-use longsplice_proxy::haproxy::{Command, LINE_MAX, TooMuch, parse, split};
+use longsplice_proxy::{
+    Server,
+    haproxy::{Command, LINE_MAX, TooMuch, parse, split},
+};
 use std::{
     io,
     net::Shutdown,
@@ -156,7 +156,7 @@ impl Haproxy {
     }
 
     /// Answers until dropped.
-    pub async fn serve(&self, splicer: &Splicer, reloader: &Reloader) {
+    pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>) {
         let mut now = self.now.subscribe();
         loop {
             let Some(open) = now.borrow_and_update().clone() else {
@@ -176,7 +176,7 @@ impl Haproxy {
                 continue;
             };
             let (stays, path) = (open.stays.subscribe(), open.path.clone());
-            let clerk = Clerk { splicer: splicer.clone(), server: reloader.server.clone(), path };
+            let clerk = Clerk { splicer: splicer.clone(), server: server.clone(), path };
             tokio::spawn(async move {
                 // Errors are ignored: the client has gone or was disconnected.
                 let _ = attend(&clerk, &mut stream, stays).await;

@@ -23,6 +23,7 @@ mod metrics;
 mod paths;
 mod pools;
 mod run;
+mod socket_file;
 mod supervisor;
 mod telling;
 mod tpot;

@@ -6,8 +6,8 @@ use crate::{
     Outcome,
     args::{LsArgs, Sort},
     client::Client,
-    control::{Ask, PAGE},
-    which::Which,
+    control::Ask,
+    which::{PAGE, Which},
 };
 use longsplice_engine::{FlowState, PathFinding};
 use serde::Deserialize;

@@ -8,7 +8,7 @@ use crate::{
     admin::Admin,
     args::{Format, RunArgs},
     configuring::{Reloader, configure, no_haproxy},
-    control::{self, Control, Ending, Orders, Stopper, end_limit},
+    control::{Control, Ending, Orders, Stopper, end_limit},
     doctor,
     handing::{
         Of,
@@ -16,7 +16,7 @@ use crate::{
         successor::{Asked, ITSELF, Predecessor, Prepared, Sockets, Upgraded},
     },
     haproxy::Haproxy,
-    memory, paths, supervisor,
+    memory, paths, socket_file, supervisor,
 };
 use longsplice_datapath::give_large_blocks_back;
 use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot};
@@ -97,9 +97,9 @@ fn control_path(config: &Config, control: Option<&Path>) -> io::Result<PathBuf> 
 fn check(args: &RunArgs, control: Option<&Path>) -> Outcome {
     let config = configure(args)?;
     let path = control_path(&config, control)?;
-    control::check_directory(&path).map_err(|e| no_control(&path, &e))?;
+    socket_file::check_directory(&path).map_err(|e| no_control(&path, &e))?;
     if let Some(path) = &config.haproxy {
-        let checked = control::check_directory(path).and_then(|()| control::check_file(path));
+        let checked = socket_file::check_directory(path).and_then(|()| socket_file::check_file(path));
         checked.map_err(|e| no_haproxy(&config, &e))?;
     }
     longsplice_proxy::check(&config)?;
@@ -370,7 +370,11 @@ impl Office {
                 None => pending().await,
             }
         };
-        tokio::join!(self.control.serve(splicer, reloader, orders), admin, self.haproxy.serve(splicer, reloader));
+        tokio::join!(
+            self.control.serve(splicer, reloader, orders),
+            admin,
+            self.haproxy.serve(splicer, &reloader.server)
+        );
     }
 
     /// Starts another process that is to take over.

@@ -6,6 +6,9 @@ use longsplice_proxy::{access::Prefix, events::Kind};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
+/// Flows held in memory at a time while an answer is written.
+pub const PAGE: usize = 500;
+
 /// Conditions on a flow, all of which have to hold. Those that are missing hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default, deny_unknown_fields)]

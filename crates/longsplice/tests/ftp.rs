@@ -243,7 +243,9 @@ with open(sys.argv[4], 'wb') as file:
     ftp.retrbinary('RETR file', file.write)
 with open(sys.argv[4], 'rb') as file:
     ftp.storbinary('STOR up/' + sys.argv[5], io.BytesIO(file.read(1000)))
-assert 'file' in ftp.nlst() and ftp.size('up/' + sys.argv[5]) == 1000
+assert 'file' in ftp.nlst()
+ftp.voidcmd('TYPE I') # some servers know no size of text
+assert ftp.size('up/' + sys.argv[5]) == 1000
 ftp.quit()
 ";
 

@@ -295,11 +295,13 @@ fn connections_are_ended_one_by_one_and_by_server() {
         };
         said.lines().filter(|line| !line.is_empty()).map(of).collect()
     };
-    let all = sessions();
+    let all = eventually("their bytes", || {
+        let all = sessions();
+        all.iter().all(|one| one["in"] == "5" && one["out"] == "5").then_some(all)
+    });
     assert_eq!(all.len(), 6);
     let one = &all[2];
     assert_eq!([&one["fe"], &one["be"], &one["proto"], &one["state"]], ["front", "db", "tcpv4", "copying"]);
-    assert_eq!([&one["in"], &one["out"]], ["5", "5"]);
     assert_eq!(ask(&socket, &format!("show sess {}", one["id"])).lines().count(), 2);
     let ended = |of: &str, clients: &mut Vec<TcpStream>| {
         let place = clients.iter().position(|client| client.local_addr().unwrap().to_string() == of).unwrap();

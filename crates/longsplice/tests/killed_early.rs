@@ -152,14 +152,14 @@ fn logins_are_asked(family: Family) {
             heard.extend(byte);
         }
     };
-    for last in 0..QUESTIONS.len() {
+    for (last, asked) in QUESTIONS.iter().enumerate() {
         let mut client = setting.connect(at);
         for (question, answer) in QUESTIONS.iter().zip(["ann\r\n", "secret\r\n"]).take(last) {
             hears(&client, question);
             client.write_all(answer.as_bytes()).unwrap();
         }
-        hears(&client, QUESTIONS[last]);
-        kill_and_start(&setting, &mut program, || ends(&client, QUESTIONS[last]));
+        hears(&client, asked);
+        kill_and_start(&setting, &mut program, || ends(&client, asked));
     }
     let mut client = setting.connect(at);
     client.write_all(b"ann\r\nsecret\r\nbox\r\nhello").unwrap();

@@ -177,7 +177,7 @@ fn prometheus_understands_the_alerts_and_the_board() {
     for word in [words(&alerts), words(&board)].concat() {
         let is_served =
             |name: &String| name.strip_prefix(&word).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
-        assert!(served.keys().any(|name| is_served(name)), "{word}");
+        assert!(served.keys().any(is_served), "{word}");
     }
     let prometheus = Prometheus::start(&setting);
     let rules = || prometheus.says("rules", "").map(|said| said["data"]["groups"][0]["rules"].clone());

@@ -5,7 +5,7 @@ use super::{
     figures::{self, Proxy, Whole, proxies, status},
     info,
 };
-use crate::control::PAGE;
+use crate::which::PAGE;
 use longsplice_engine::{Command as Order, FlowStatus, Splicer};
 use longsplice_proxy::{
     ListenerValues, MemberValues, PoolValues, Server, Tell,
@@ -21,8 +21,7 @@ use std::{
 use tokio::task::yield_now;
 
 /// The commands, as `help` lists them.
-const HELP: &str = "\
-  disable server <bk>/<srv>               : as 'set server <bk>/<srv> state maint'
+const HELP: &str = "  disable server <bk>/<srv>               : as 'set server <bk>/<srv> state maint'
   enable server <bk>/<srv>                : as 'set server <bk>/<srv> state ready'
   get weight <bk>/<srv>                   : report the weight of a server, and that of the configuration
   set server <bk>/<srv> state <state>     : let a server take its share (ready), or nothing new (drain, maint)
@@ -56,6 +55,9 @@ pub static TOO_MUCH: LazyLock<String> = LazyLock::new(|| {
 
 const NO_SERVER: &str = "No such server.\n";
 const NO_BACKEND: &str = "No such backend.\n";
+
+/// Writes the line of a server from the number and name of its pool, and its own number.
+type LineOf = fn((u32, &str), (u32, &MemberValues)) -> String;
 
 /// The first lines of `show servers state` and `show servers conn`.
 const STATE_HEAD: &str = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight \
@@ -226,7 +228,7 @@ impl Clerk {
     async fn show_servers(
         &self,
         of: Option<&Name>,
-        (head, line): (&str, fn((u32, &str), (u32, &MemberValues)) -> String),
+        (head, line): (&str, LineOf),
         to: &mut Answer<'_, '_>,
     ) -> io::Result<()> {
         let snapshot = self.snapshot();

@@ -68,12 +68,12 @@ impl SourceFile<'_> {
         match (&target, &pool) {
             (None, None) if whose.is_none() => {
                 let cure = "a plug needs a target: add target = \"HOST:PORT\", pool = \"NAME\", or transparent = true";
-                return Err(self.wrong(at, cure));
+                Err(self.wrong(at, cure))
             }
             (None, Some(pool)) if handshake == PlugHandshake::EndToEnd => {
                 let cure = "a client cannot shake hands with a server that is chosen later: remove the handshake, \
                             or write a target instead";
-                return Err(self.wrong(pool.span(), cure));
+                Err(self.wrong(pool.span(), cure))
             }
             _ => Ok(Protocol::Plug { target: self.lead_to((target, pool), pools)?, handshake }),
         }
