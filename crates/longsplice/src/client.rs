@@ -7,7 +7,7 @@ use crate::{
     handing::successor::Upgraded,
     paths::{self, PATIENCE},
 };
-use longsplice_proxy::Question;
+use longsplice_proxy::{Question, Reloaded};
 use serde::Deserialize;
 use serde_json::Value;
 use std::{
@@ -81,6 +81,13 @@ impl Client {
     /// Sends a request and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
         self.send(ask)?;
+        self.answer()
+    }
+
+    /// The same for as long as it takes.
+    pub fn ask_long(&mut self, ask: Ask) -> Result<Value, AskError> {
+        self.send(ask)?;
+        self.wait_long()?;
         self.answer()
     }
 
@@ -161,9 +168,18 @@ pub fn unsplice(control: Option<&Path>, id: u64) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Has the process at this control socket reload. Returns what has changed.
+pub fn reload_at(control: &Path, enforce: bool) -> Result<Reloaded, AskError> {
+    let mut answer = Client::connect(Some(control))?.ask_long(Ask::Reload { enforce })?;
+    let mut names = |key: &str| serde_json::from_value(answer[key].take()).unwrap_or_default();
+    let [added, moved, removed] = ["added", "moved", "removed"].map(&mut names);
+    Ok(Reloaded { added, moved, removed, reset: answer["reset"].as_u64().unwrap_or_default() })
+}
+
 /// `longsplice reload`.
 pub fn reload(control: Option<&Path>, enforce: bool) -> Outcome {
-    let answer = Client::connect(control)?.ask(Ask::Reload { enforce })?;
+    // it may wait for an upgrade
+    let answer = Client::connect(control)?.ask_long(Ask::Reload { enforce })?;
     for what in ["added", "moved", "removed"] {
         for name in answer.get(what).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
             println!("{what} {name}");

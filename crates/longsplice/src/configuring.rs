@@ -19,7 +19,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::task::spawn_blocking;
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    task::spawn_blocking,
+};
 
 /// Reads the configuration, warns of what is hardly meant, and checks what can be checked before anything is opened.
 pub fn configure(args: &RunArgs) -> Result<Config, String> {
@@ -97,12 +100,33 @@ pub struct Reloader {
     haproxy: Arc<Haproxy>,
     /// Whether spliced flows continue when the program stops.
     leave: Arc<AtomicBool>,
+    /// One reload or upgrade at a time. How the process that serves now is asked to reload, if another one does.
+    turn: Arc<Mutex<Option<PassOn>>>,
+}
+
+/// Asks another process to reload, with or without `--enforce`, and waits for its answer.
+type PassOn = Arc<dyn Fn(bool) -> Result<Reloaded, String> + Send + Sync>;
+
+/// Keeps reloads waiting: another process has read the configuration, and may be about to serve with it.
+pub struct Turn(OwnedMutexGuard<Option<PassOn>>);
+
+impl Turn {
+    /// Whoever waits is passed on to the process that serves now.
+    pub fn pass_on_by(mut self, ask: impl Fn(bool) -> Result<Reloaded, String> + Send + Sync + 'static) {
+        *self.0 = Some(Arc::new(ask));
+    }
 }
 
 impl Reloader {
     /// `leave`: whether spliced flows continue when the program stops.
     pub fn new(args: &RunArgs, (server, haproxy): (Arc<Server>, Arc<Haproxy>), leave: bool) -> Reloader {
-        Reloader { args: Arc::new(args.clone()), server, haproxy, leave: Arc::new(leave.into()) }
+        let turn = Arc::default();
+        Reloader { args: Arc::new(args.clone()), server, haproxy, leave: Arc::new(leave.into()), turn }
+    }
+
+    /// Waits for reloads that were asked for before, and lets none begin.
+    pub async fn turn(&self) -> Turn {
+        Turn(self.turn.clone().lock_owned().await)
     }
 
     /// Returns whether spliced flows continue when the program stops.
@@ -112,7 +136,14 @@ impl Reloader {
 
     /// Reads the file and those that it names, as at the start, and puts all of it in force; or says why not, and nothing has
     /// changed. Returns what has changed.
+    ///
+    /// If another process has taken over meanwhile, it reloads: it may have read the file before it was changed.
     pub async fn reload(&self, enforce: bool) -> Result<Reloaded, String> {
+        let turn = self.turn().await;
+        if let Some(pass_on) = turn.0.clone() {
+            tracing::info!("the process that serves now is to reload");
+            return spawn_blocking(move || pass_on(enforce)).await.map_err(|e| e.to_string())?;
+        }
         let result = self.try_reload(enforce).await;
         self.server.events().reloaded(&result);
         match &result {

@@ -7,6 +7,7 @@ use crate::{
     Outcome,
     admin::Admin,
     args::{Format, RunArgs},
+    client,
     configuring::{Reloader, configure, no_haproxy},
     control::{Control, Ending, Orders, Stopper, end_limit},
     doctor,
@@ -40,6 +41,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
     task::spawn_blocking,
+    time::timeout,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -308,12 +310,18 @@ async fn serve(
                 }
                 Some(asked) = upgrades.recv() => asked,
             };
-            let prepared = tokio::select! {
+            let prepare = async {
+                // until it is over, a reload would be one of the old configuration
+                let turn =
+                    timeout(asked.limit, reloader.turn()).await.map_err(|_| "a reload does not come to its end")?;
+                Ok((office.prepare(&predecessor, &asked).await?, turn))
+            };
+            let prepared: Result<_, String> = tokio::select! {
                 () = &mut serving => unreachable!("it serves until dropped"),
-                prepared = office.prepare(&predecessor, &asked) => prepared,
+                prepared = prepare => prepared,
             };
             match prepared {
-                Ok(prepared) => break Err((prepared, asked)),
+                Ok((prepared, turn)) => break Err((prepared, asked, turn)),
                 Err(why) => {
                     let why = format!("everything stays as it is: {why}");
                     tracing::error!("cannot upgrade: {why}");
@@ -324,15 +332,18 @@ async fn serve(
     };
     let ending = match ending {
         Ok(ending) => ending,
-        Err((prepared, asked)) => {
+        Err((prepared, asked, turn)) => {
             // From here on, others answer.
             office.leave();
             let served = replace(&predecessor, prepared, asked).await;
+            let serves = path.to_owned();
+            turn.pass_on_by(move |enforce| client::reload_at(&serves, enforce).map_err(|e| e.to_string()));
             live.abort();
             drop((predecessor, upgrades)); // others who have asked are too late
             served?;
             let ending = Ending { drain: Some(Duration::from_secs(args.hand_over_limit)), flush: false };
-            end(&splicer, &reloader, ending, false, (&mut signals, &mut stops, &mut stoppers)).await;
+            let end = end(&splicer, &reloader, ending, false, (&mut signals, &mut stops, &mut stoppers));
+            tokio::join!(end, reloader.turn()); // reloads that have waited are passed on by now
             drop((server, reloader));
             return Ok(close(splicer, false).map(|()| ExitCode::SUCCESS)?);
         }

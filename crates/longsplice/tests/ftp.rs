@@ -309,8 +309,8 @@ fn other_clients() {
                 done(ChildGuard::spawn(&mut command).unwrap(), &what);
                 same(&path, &bytes, &what);
             }
-            let listed =
-                done(ChildGuard::spawn(&mut lftp("on", "ls; mirror --only-newer up up.mirror")).unwrap(), "ls");
+            let mirror = format!("ls; mirror --only-newer up {}", place.path("up.mirror").display());
+            let listed = done(ChildGuard::spawn(&mut lftp("on", &mirror)).unwrap(), "ls");
             assert!(listed.contains("file"), "{listed}");
         }
     }

@@ -13,8 +13,9 @@ use nix::{
     sys::{
         signal::{Signal, kill},
         socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair},
+        stat::Mode,
     },
-    unistd::Pid,
+    unistd::{Pid, mkfifo},
 };
 use serde_json::Value;
 use std::{
@@ -68,6 +69,12 @@ impl Dynasty {
 /// Whether a process runs our program.
 fn is_ours(number: i32) -> bool {
     fs::read_link(format!("/proc/{number}/exe")).is_ok_and(|exe| exe == Path::new(LONGSPLICE))
+}
+
+/// Numbers of the processes that a process has started, by whichever thread.
+fn children(process: u32) -> String {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("children")).ok()).collect()
 }
 
 fn gone(number: i32) {
@@ -477,13 +484,7 @@ fn the_new_program_serves_if_the_old_one_is_killed() {
     let number = proxies.first.wait_flow("spliced")["id"].clone();
     let control = proxies.first.control().to_str().unwrap().to_owned();
     let upgrade = thread::spawn(move || longsplice(&["upgrade", "--control", &control]));
-    // of whichever thread
-    let children = || {
-        let tasks = fs::read_dir(format!("/proc/{}/task", proxies.first.id())).unwrap();
-        let children = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("children")).ok());
-        children.collect::<String>()
-    };
-    let child = eventually("a new process", || children().trim().parse().ok());
+    let child = eventually("a new process", || children(proxies.first.id()).trim().parse().ok());
     proxies.others.push(child);
     // It hears nothing from now on. Should it not have offered everything by then, it goes on for a moment.
     eventually("the new process is prepared", || {
@@ -594,5 +595,41 @@ fn two_upgrades_at_once() {
     }
     assert!(upgraded > 0);
     is_served(at);
+    proxies.stop();
+}
+
+/// The new process has read the file before it is changed: a reload that is asked for meanwhile is one of the process that serves then.
+#[test]
+fn a_reload_during_an_upgrade_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    mkfifo(&file, Mode::S_IRUSR | Mode::S_IWUSR).unwrap(); // whoever reads it waits for what is written
+    let echo = loopback_echo();
+    let plug = |at: &str| listener("plug", at, &format!("target = \"{echo}\""));
+    let write = |text: String| {
+        let file = file.clone();
+        thread::spawn(move || fs::write(file, text).unwrap())
+    };
+    let first = write(plug("127.0.0.1:0"));
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let mut proxies = Dynasty::of(Running::start(Command::new(LONGSPLICE), None, &arguments, &[]));
+    first.join().unwrap();
+    let control = proxies.first.control().to_str().unwrap().to_owned();
+    let at = control.clone();
+    let upgrade = thread::spawn(move || longsplice(&["upgrade", "--control", &at]));
+    let child = eventually("a new process", || children(proxies.first.id()).trim().parse().ok());
+    let reload = thread::spawn(move || longsplice(&["reload", "--control", &control]));
+    proxies.first.comes_to_rest();
+    assert!(!reload.is_finished(), "it would be lost");
+    write(plug("127.0.0.1:0")).join().unwrap();
+    let upgraded = upgrade.join().unwrap();
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    proxies.others.push(child);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    write(plug("127.0.0.1:0") + &plug(&free.to_string())).join().unwrap();
+    let reloaded = reload.join().unwrap();
+    assert!(reloaded.status.success(), "{reloaded:?}");
+    assert_eq!(String::from_utf8(reloaded.stdout).unwrap(), format!("added plug-{free}\n"));
+    is_served(free);
     proxies.stop();
 }
