@@ -521,14 +521,7 @@ fn bodies_that_are_spliced_come_to_their_ends() {
     let mut proxies = Dynasty::of(setting.start());
     let listener = setting.listen(server);
     let body = |seed: u8| -> Vec<u8> { (0..SIZE).map(|n| (n / 251) as u8 ^ seed).collect() };
-    let head = |of: &mut TcpStream| {
-        let (mut head, mut byte) = (Vec::new(), [0]);
-        while !head.ends_with(b"\r\n\r\n") {
-            of.read_exact(&mut byte).unwrap();
-            head.push(byte[0]);
-        }
-        String::from_utf8(head).unwrap()
-    };
+    let head = |of: &mut TcpStream| read_head(of).expect("a head");
     let length = format!("Content-Length: {SIZE}\r\n\r\n");
     let mut client = setting.connect(at);
     for uploads in [false, true] {
@@ -564,7 +557,7 @@ fn bodies_that_are_spliced_come_to_their_ends() {
             head(&mut client);
             client.read_exact(&mut [0; 2]).unwrap();
         }
-        assert_eq!(client.read(&mut [0]).unwrap(), 0, "the old process closes it after its reply");
+        // the reply did not say that it is the last one: the old process would answer another request
         client = setting.connect(at);
     }
     drop(client);
@@ -632,4 +625,56 @@ fn a_reload_during_an_upgrade_is_not_lost() {
     assert_eq!(String::from_utf8(reloaded.stdout).unwrap(), format!("added plug-{free}\n"));
     is_served(free);
     proxies.stop();
+}
+
+/// A client may be about to send its next request: the old process answers it, says that it closes the connection, and does so.
+#[test]
+fn http_connections_that_stay_have_one_more_request() {
+    let listening = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listening.local_addr().unwrap();
+    thread::spawn(move || {
+        for mut stream in listening.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                while read_head(&mut stream).is_some() {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK").unwrap();
+                }
+            });
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    let rules = "rules = [{ action = \"allow\", target = \"127.0.0.0/8\" }]";
+    fs::write(&file, listener("http", "127.0.0.1:0", rules)).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let mut proxies = Dynasty::of(Running::start(Command::new(LONGSPLICE), None, &arguments, &[]));
+    let mut clients = [0; 3].map(|_| connect(proxies.first.address()));
+    let ask = |client: &mut TcpStream| {
+        write!(client, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
+        let head = read_head(client).expect("a reply").to_ascii_lowercase();
+        client.read_exact(&mut [0; 2]).unwrap();
+        assert!(head.starts_with("http/1.1 200"), "{head}");
+        head.contains("connection: close")
+    };
+    clients.iter_mut().for_each(|client| assert!(!ask(client)));
+    let said = proxies.upgrade(&[]);
+    assert!(said.contains("stay with the old process: 3"), "{said}");
+    proxies.first.comes_to_rest();
+    for client in &mut clients {
+        assert!(ask(client));
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    }
+    assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    proxies.stop();
+}
+
+/// Reads a head, if there is one more.
+fn read_head(from: &mut TcpStream) -> Option<String> {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        if from.read(&mut byte).unwrap_or(0) == 0 {
+            return None;
+        }
+        head.push(byte[0]);
+    }
+    Some(String::from_utf8(head).unwrap())
 }

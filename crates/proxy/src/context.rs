@@ -40,7 +40,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak, atomic::AtomicBool},
     time::Duration,
 };
 use tokio::{sync::watch, task::JoinHandle};
@@ -147,6 +147,8 @@ pub struct ServerContext {
     pub(crate) live: watch::Sender<u64>,
     /// Whether no new work may begin.
     pub stop: watch::Receiver<bool>,
+    /// Whether another process serves now, so that nothing is to be hurried. If so, `stop` holds as well.
+    pub handed_over: AtomicBool,
 }
 
 /// What a configuration has opened. A reload makes another one, with what it keeps of the last.

@@ -41,7 +41,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     net::{SocketAddr, TcpListener},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::Duration,
 };
 use tokio::{
@@ -165,6 +165,7 @@ impl Prepared {
             tables: Tables::default(),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
+            handed_over: false.into(),
         });
         let mut opened = Opened { pools, services, taps, listening: Listening::default() };
         let mut doors = Vec::new();
@@ -268,8 +269,10 @@ impl Server {
         lock(&self.state).doors.iter().for_each(Door::stop_accepting);
     }
 
-    /// Stops accepting like [`Server::stop_accepting`], and waits until no client is accepted any more.
+    /// Stops accepting like [`Server::stop_accepting`], and waits until no client is accepted any more. HTTP connections between two
+    /// requests stay until the next one, and are closed after its reply: a client may be about to send it.
     pub async fn leave_doors(&self) {
+        self.shared.handed_over.store(true, Relaxed);
         self.stop.send_replace(true);
         let tasks: Vec<_> = lock(&self.state).doors.iter_mut().flat_map(Door::leave).collect();
         for task in tasks {

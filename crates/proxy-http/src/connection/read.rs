@@ -6,7 +6,7 @@ use longsplice_proxy::{
     fault::{Fault, Step},
     proxy_protocol,
 };
-use std::time::Instant;
+use std::{future::pending, sync::atomic::Ordering::Relaxed, time::Instant};
 
 impl Row<'_> {
     /// Returns the next request; `None` if the client has no more, waits too long, or the program stops.
@@ -45,7 +45,14 @@ impl Row<'_> {
                     (false, 0) => return Err((Fault::Timeout(Step::Handshake), None)),
                     (false, _) => return Ok(None),
                 },
-                () = &mut self.stop, if !begun && self.count > 0 => return Ok(None),
+                () = &mut self.stop, if !begun && self.count > 0 => match self.shared().handed_over.load(Relaxed) {
+                    false => return Ok(None),
+                    // A client that sends its next request at this moment would get no answer.
+                    true => {
+                        self.stop = Box::pin(pending());
+                        continue;
+                    }
+                },
             };
             match read {
                 Ok(1..) => {}
