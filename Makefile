@@ -4,6 +4,7 @@
 CARGO ?= cargo
 OUT ?= target/demo
 SOAK_SECONDS ?= 3600
+GRIND_SECONDS ?= 3600
 BASE ?= main
 REVISION ?= 1
 PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -23,7 +24,7 @@ TEST = RUST_BACKTRACE=0 $(CARGO) test --profile quick --locked
 RUN_TESTS = RUST_BACKTRACE=0 CARGO=$(CARGO) tests/run
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
-.PHONY: help build check lint deny advisories notices demo test quick test-all test-loaded soak
+.PHONY: help build check lint deny advisories notices demo test quick test-all test-loaded soak grind
 .PHONY: kernels kernels-short kernels-changed bench bench-gate shell man install-deps install package deb rpm test-packages
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo 'make test-all      all tests, with all address families, demos, bench, four minutes of soak (root)'
 	@echo 'make test-loaded   make test three times beside eight busy loops, and storms beside each other (root)'
 	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
+	@echo 'make grind         reloads, upgrades and kills under traffic for an hour, or GRIND_SECONDS=... (root)'
 	@echo 'make kernels       the build on other kernels, in virtual machines (half an hour, root)'
 	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
 	@echo 'make kernels-changed  the same, unless it has passed with this data path before (root)'
@@ -116,6 +118,13 @@ soak:
 	@$(DEPS) build lab
 	LONGSPLICE_SOAK_SECONDS=$(SOAK_SECONDS) $(TEST) -p longsplice --test suite soak:: -- --include-ignored --nocapture
 	@echo 'make soak: nothing wrong, nothing hung, nothing left'
+
+# GRIND_SEED=... repeats the order of events of a run.
+grind:
+	$(AS_ROOT)
+	@$(DEPS) build lab
+	GRIND_SECONDS=$(GRIND_SECONDS) $(TEST) -p longsplice --test suite grind:: -- --include-ignored --nocapture
+	@echo 'make grind: nothing wrong, nobody refused, nothing left'
 
 kernels:
 	@$(SUDO) $(DEPS) build lab kernels

@@ -18,6 +18,7 @@ mod ftp_edge;
 mod ftp_hostile;
 mod ftp_servers;
 mod ftp_talk;
+mod grind;
 mod haproxy_socket;
 mod http;
 mod http_bodies;
