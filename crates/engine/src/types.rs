@@ -282,29 +282,42 @@ impl Leftovers {
 pub struct FlowInfo {
     /// The listener's protocol, for example `socks5` or `plug`.
     pub protocol: Cow<'static, str>,
-    /// The authenticated user, if any.
-    pub user: Option<Box<str>>,
     /// The destination as the client named it (`example.org:443`).
     pub target: Box<str>,
     /// The address of the listener, if that is of interest.
     pub listen: Option<SocketAddr>,
     /// The name of the listener, if it has one.
     pub name: Option<Arc<str>>,
-    /// The server of a pool, if it is one.
-    pub member: Option<Arc<str>>,
+    /// What most flows have not: each of them would have to hold its place.
+    rare: Option<Box<Rare>>,
+}
+
+/// What is known of few flows.
+#[derive(Clone, Debug, Default)]
+struct Rare {
+    user: Option<Box<str>>,
+    member: Option<Arc<str>>,
 }
 
 impl FlowInfo {
     /// Creates a description without a user.
     pub fn new(protocol: impl Into<Cow<'static, str>>, target: impl Into<String>) -> FlowInfo {
         let target = target.into().into_boxed_str();
-        FlowInfo { protocol: protocol.into(), user: None, target, listen: None, name: None, member: None }
+        FlowInfo { protocol: protocol.into(), target, listen: None, name: None, rare: None }
     }
 
     /// Sets the authenticated user, if any.
     #[must_use]
-    pub fn with_user(self, user: Option<String>) -> FlowInfo {
-        FlowInfo { user: user.map(String::into_boxed_str), ..self }
+    pub fn with_user(mut self, user: Option<String>) -> FlowInfo {
+        if let Some(user) = user {
+            self.rare.get_or_insert_default().user = Some(user.into());
+        }
+        self
+    }
+
+    /// Returns the authenticated user, if any.
+    pub fn user(&self) -> Option<&str> {
+        self.rare.as_ref()?.user.as_deref()
     }
 
     /// Sets the address of the listener, if that is of interest.
@@ -321,8 +334,16 @@ impl FlowInfo {
 
     /// Sets the server of a pool, if it is one.
     #[must_use]
-    pub fn with_member(self, member: Option<Arc<str>>) -> FlowInfo {
-        FlowInfo { member, ..self }
+    pub fn with_member(mut self, member: Option<Arc<str>>) -> FlowInfo {
+        if member.is_some() {
+            self.rare.get_or_insert_default().member = member;
+        }
+        self
+    }
+
+    /// Returns the server of a pool, if it is one.
+    pub fn member(&self) -> Option<&str> {
+        self.rare.as_ref()?.member.as_deref()
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct Cache {
 
 /// Tells when a cache that nobody uses any more has left its directory: its writer may have to end first.
 #[derive(Debug, Clone)]
-pub(crate) struct Leaving(Weak<CacheInner>);
+pub(crate) struct Leaving(Weak<()>);
 
 impl Leaving {
     pub fn is_over(&self) -> bool {
@@ -91,6 +91,8 @@ struct CacheInner {
     heads: RwLock<()>,
     /// Lock of the directory, held until the last user of this state is gone.
     _lock: Flock<File>,
+    /// Dropped last: once it is gone, the lock is free. A count of this state's users would be none before that.
+    there: Arc<()>,
 }
 
 #[derive(Debug, Default)]
@@ -162,6 +164,7 @@ impl Cache {
             counts: Default::default(),
             heads: RwLock::default(),
             _lock: lock,
+            there: Arc::default(),
         });
         shared.learn()?;
         let (taps, reader) = Taps::new(WAITING);
@@ -169,7 +172,7 @@ impl Cache {
     }
 
     pub fn leaving(&self) -> Leaving {
-        Leaving(Arc::downgrade(&self.shared))
+        Leaving(Arc::downgrade(&self.shared.there))
     }
 
     pub fn config(&self) -> Arc<CacheConfig> {

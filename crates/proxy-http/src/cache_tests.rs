@@ -270,6 +270,22 @@ fn one_program_at_a_time() {
     assert_eq!(other.to_string(), "another program has its cache there");
 }
 
+/// Whoever has heard that a cache has left can have its directory, at this very moment.
+#[test]
+fn a_cache_that_has_left_holds_no_lock() {
+    for _ in 0..300 {
+        let scene = Scene::new(4 << 20);
+        let Scene { dir, cache, writer, .. } = scene;
+        let leaving = cache.leaving();
+        let end = std::thread::spawn(move || drop((cache, writer)));
+        while !leaving.is_over() {
+            std::hint::spin_loop();
+        }
+        Cache::prepare(&config(dir.path(), 4 << 20)).unwrap();
+        end.join().unwrap();
+    }
+}
+
 #[test]
 fn filters_and_changed_requests_tell_replies_apart() {
     let mut http = Http::default();

@@ -120,7 +120,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         lease.into_iter().for_each(|lease| lease.note(&mut record));
         record.server = Some(ended.server);
         record.target = Some(info.target.to_string());
-        record.user = info.user.as_deref().map(String::from);
+        record.user = info.user().map(String::from);
         record.route = route.map(String::from);
         (record.command, record.connect_ms) = (command, connect_ms);
         if let Some(http) = http {

@@ -116,12 +116,7 @@ impl FlowRecord {
         put_address(&mut to, announced.map(|announced| announced.0));
         put_address(&mut to, announced.map(|announced| announced.1));
         put_address(&mut to, self.info.listen);
-        let texts = [
-            Some(&*self.info.protocol),
-            Some(&*self.info.target),
-            self.info.user.as_deref(),
-            self.info.name.as_deref(),
-        ];
+        let texts = [Some(&*self.info.protocol), Some(&*self.info.target), self.info.user(), self.info.name.as_deref()];
         texts.into_iter().for_each(|text| put_text(&mut to, text));
         to.put_u8(u8::from(self.released.is_some()));
         self.released.iter().flat_map(|released| released.iter()).for_each(|leg| leg.write(&mut to));
@@ -298,7 +293,7 @@ mod tests {
     #[test]
     fn the_longest_names_fit() {
         let mut longest = record("[2001:db8::1]:443", &format!("{}:65535", "x".repeat(255)));
-        longest.info.user = Some("u".repeat(255).into());
+        longest.info = longest.info.with_user(Some("u".repeat(255)));
         assert!(longest.to_bytes().len() + 2 * size_of::<Released>() <= FlowRecords::MOST);
     }
 }
