@@ -14,6 +14,8 @@ const MOST: u32 = 1_000_000;
 /// Number of clients that are remembered, about 4 MB. Whoever has more addresses than this is not held up by counting what each of
 /// them begins; the other limits still hold.
 const CLIENTS: usize = 65536;
+/// Time between two looks for clients that can be forgotten. Each takes a millisecond in which nobody is accepted.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A number for each period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +64,7 @@ pub(super) struct Begun {
     rate: Option<Rate>,
     /// The moment up to which what each client has begun is paid for; a client whose moment has passed has the whole number again.
     until: HashMap<IpAddr, Instant>,
+    looked: Option<Instant>,
 }
 
 impl Begun {
@@ -77,7 +80,10 @@ impl Begun {
     pub fn may_begin(&mut self, client: IpAddr, now: Instant) -> bool {
         let Some(rate) = self.rate else { return true };
         if self.until.len() >= CLIENTS && !self.until.contains_key(&client) {
-            self.until.retain(|_, until| *until > now);
+            if self.looked.is_none_or(|at| now >= at + LOOK_EVERY) {
+                self.until.retain(|_, until| *until > now);
+                self.looked = Some(now);
+            }
             if self.until.len() >= CLIENTS {
                 return true;
             }
@@ -139,7 +145,8 @@ mod tests {
         let (mut begun, start) = (begun("1/hour"), Instant::now());
         let most = CLIENTS as u32;
         assert!((0..most + 10).all(|n| begun.may_begin(ip(n), start)));
-        assert_eq!(begun.until.len(), CLIENTS);
+        assert_eq!((begun.until.len(), begun.looked), (CLIENTS, Some(start)));
+        assert!(begun.may_begin(ip(most), start + 999 * MS) && begun.looked == Some(start), "not for each client");
         assert!(!begun.may_begin(ip(0), start) && begun.may_begin(ip(most), start), "those that are remembered");
         assert!(begun.may_begin(ip(most), start + 3600 * 1000 * MS));
         assert_eq!(begun.until.len(), 1, "what has passed is forgotten");
