@@ -82,10 +82,19 @@ static __always_inline int is_polled(void)
 /* In the argument of tell_all(): no event of these can wait. */
 #define AT_ONCE 1
 
+/* Send one of several events. A global function, so that the verifier comes to it once, and not in each state of the loop. */
+__noinline int tell_one(const struct tuple *leg, __u32 kind, __u64 wake)
+{
+	if (leg)
+		submit(leg, kind, NULL, wake);
+	return 0;
+}
+
 /* Send several events. kinds: 1 << enum event_kind, and AT_ONCE. A global function, to save its callers' stacks. */
 __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 {
 	int polled = is_polled();
+	__u64 can_wait = polled ? BPF_RB_NO_WAKEUP : 0;
 	struct event *e;
 	__u32 kind;
 
@@ -94,10 +103,7 @@ __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 	bpf_for(kind, EVENT_FORWARDING, EVENT_REPLACED + 1) {
 		if (!(kinds >> kind & 1))
 			continue;
-		if (kinds & AT_ONCE || !(CAN_WAIT >> kind & 1))
-			tell(leg, kind);
-		else
-			submit(leg, kind, NULL, polled ? BPF_RB_NO_WAKEUP : 0);
+		tell_one(leg, kind, kinds & AT_ONCE || !(CAN_WAIT >> kind & 1) ? BPF_RB_FORCE_WAKEUP : can_wait);
 	}
 	/* User space clears the flag before it reads the ring for the last time and sleeps. Submitting is a full barrier, so either
 	 * it has read the events, or the flag is clear here. */
