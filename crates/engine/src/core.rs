@@ -26,6 +26,7 @@ mod ending;
 mod forwarded;
 pub mod orphan;
 mod queue;
+mod so_far;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,7 @@ use longsplice_datapath::{
     Frozen, Half, LegFlags, Limit, Pair, PathFacts, PathFlags, PathView, Side, SwitchError, Switched, Tuple,
 };
 pub use queue::{Held, needs_queues};
+pub use so_far::SoFar;
 use std::time::Duration;
 use streams::Passing;
 pub use streams::{Next, Position, Stream};

@@ -3,6 +3,7 @@
 pub(crate) mod descriptors;
 pub(crate) mod events;
 pub(crate) mod flow;
+pub(crate) mod handed;
 pub(crate) mod holder;
 pub(crate) mod orphan;
 pub(crate) mod ports;
@@ -32,7 +33,7 @@ use crate::{
 use crate::{taps::Tap, types::FlowState};
 use longsplice_datapath::{Connection, Datapath, Pair, Tpot, Tuple};
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::RandomState},
     hash::BuildHasher,
     io,
     ops::Bound,
@@ -82,6 +83,8 @@ pub(crate) struct Engine {
     stop: watch::Sender<Stop>,
     /// How far the data path is handed over. A switch that begins holds it for reading.
     pub leaving: RwLock<Leaving>,
+    /// Flows that were taken back because the data path is to be handed over, and for no other reason.
+    returning: Mutex<HashSet<u64>>,
     /// The keeper's thread has not ended.
     pub keeps: AtomicBool,
 }
@@ -124,6 +127,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             stop: watch::Sender::new(Stop::Go),
             leaving: RwLock::new(Leaving::No),
+            returning: Mutex::default(),
             keeps: AtomicBool::new(false),
         }
     }
@@ -131,6 +135,21 @@ impl Engine {
     /// Returns how far the data path is handed over.
     pub fn leaving(&self) -> Leaving {
         *self.leaving.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a flow is taken back because the data path is to be handed over.
+    pub fn returns(&self, id: u64) {
+        lock(&self.returning).insert(id);
+    }
+
+    /// Returns whether a flow was taken back for that.
+    pub fn is_returning(&self, id: u64) -> bool {
+        lock(&self.returning).contains(&id)
+    }
+
+    /// Takes the numbers of all flows that were taken back for that.
+    pub fn take_returning(&self) -> HashSet<u64> {
+        std::mem::take(&mut *lock(&self.returning))
     }
 
     pub fn datapath(&self) -> Option<&Datapath> {

@@ -1,5 +1,6 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
+pub(crate) mod handed;
 mod known;
 pub(crate) mod live;
 mod of_proxy;

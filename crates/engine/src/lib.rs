@@ -60,12 +60,18 @@ mod taps;
 mod types;
 
 pub use engine::events::{FlowEvent, FlowEventKind, FlowEvents};
+#[doc(hidden)]
+pub use engine::handed::{FlowAbout, HandedFlow};
 pub use engine::recovered::TakenUp;
 pub use finding::{PathCause, PathFinding};
+#[doc(hidden)]
+pub use leg::handed::{HandedLeg, LegAbout};
 pub use leg::{Leg, LegOfProxy};
 /// Part of [`OpenOptions`].
 #[doc(inline)]
 pub use longsplice_datapath::Options as DatapathOptions;
+#[doc(hidden)]
+pub use longsplice_datapath::monotonic;
 pub use longsplice_datapath::{
     ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
     Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, TpotWhose, Tuple, dropping_forward_chain, is_local, name_of,
@@ -81,8 +87,8 @@ pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]
 pub use taps::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 pub use types::{
-    Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, IdleLimit, Leftovers, Message, OnTrigger, PathRule,
-    Policy, RelayedMessage, SpliceWhen, Trigger,
+    Command, Done, EndReason, Ended, Finish, FlowInfo, FlowState, FlowStatus, IdleLimit, Leftovers, Message, OnTrigger,
+    PathRule, Policy, RelayedMessage, SpliceWhen, Trigger,
 };
 
 /// The example in README.md compiles.

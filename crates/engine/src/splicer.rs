@@ -5,6 +5,7 @@ mod connect;
 mod counters;
 pub(crate) mod early;
 pub(crate) mod end_to_end;
+mod handing;
 pub(crate) mod inspect;
 pub(crate) mod leaving;
 pub(crate) mod listener;
@@ -28,9 +29,9 @@ use crate::{
     passing::handshakes::Handshakes,
     refusal::Refusal,
     sync::lock,
-    types::{Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
+    types::{Command, Done, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
 };
-use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair};
+use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair, Tuple};
 use std::{
     io, iter,
     net::{IpAddr, SocketAddr},
@@ -57,6 +58,9 @@ pub struct OpenOptions {
     pub sources: Vec<IpAddr>,
     /// [`Policy::idle_limit`] for the flows of an earlier process, whose policies are lost.
     pub recovered_idle_limit: Duration,
+    /// Legs that another process hands to this one ([`Splicer::go_on`]).
+    #[doc(hidden)]
+    pub handed: Vec<Tuple>,
 }
 
 impl Default for OpenOptions {
@@ -66,6 +70,7 @@ impl Default for OpenOptions {
             source_ports: 10240..=28671,
             sources: Vec::new(),
             recovered_idle_limit: Policy::default().idle_limit.get(),
+            handed: Vec::new(),
         }
     }
 }
@@ -129,7 +134,7 @@ impl Splicer {
         let (keeper, messages) = channel();
         let ports = Ports::new(options.source_ports.clone(), options.sources.clone());
         let engine = Arc::new(Engine::new(Some(datapath), Refusal::Unprivileged, ports, keeper));
-        adoption::adopt(&engine, options.recovered_idle_limit)?;
+        adoption::adopt(&engine, options.recovered_idle_limit, &options.handed)?;
         engine.datapath().map_or(Ok(()), |d| paths::follow(&engine, d))?;
         // the thread holds the engine until it is told to stop
         let (of_keeper, (tell, told)) = (engine.clone(), channel());
@@ -215,7 +220,21 @@ impl Splicer {
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
     ) -> u64 {
-        self.begin(Pair::new(client, server), &left, policy, info, None, Purpose::Streams(Box::new(done)))
+        self.hand_over_to(client, server, left, policy, info, Box::new(done))
+    }
+
+    /// Relays like [`Splicer::hand_over`], for a caller that can describe the flow to another process.
+    #[doc(hidden)]
+    pub fn hand_over_to(
+        &self,
+        client: Leg,
+        server: Leg,
+        left: Leftovers,
+        policy: Arc<Policy>,
+        info: FlowInfo,
+        done: Done,
+    ) -> u64 {
+        self.begin(Pair::new(client, server), &left, policy, info, None, Purpose::Streams(done))
     }
 
     /// Relays one message and returns the legs. Splices if `policy` says so, judged by the bytes left of the

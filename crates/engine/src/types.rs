@@ -574,5 +574,26 @@ pub struct RelayedMessage {
     pub receiver_failed: bool,
 }
 
-/// Callback for the end of a flow. A thread of the engine calls it once, with the record of the flow; it must not block.
-pub type Done = Box<dyn FnOnce(Ended, &FlowInfo) + Send>;
+/// Who is told of the end of a flow: a function with these arguments, for example.
+pub trait Finish: Send {
+    /// A thread of the engine calls this once, with the record of the flow; it must not block.
+    fn finish(self: Box<Self>, ended: Ended, info: &FlowInfo);
+
+    /// Returns what the caller has to know of the flow in another process that goes on with it ([`Splicer::hand_on`]). `None`: it
+    /// cannot.
+    ///
+    /// [`Splicer::hand_on`]: crate::Splicer::hand_on
+    #[doc(hidden)]
+    fn description(&self) -> Option<String> {
+        None
+    }
+}
+
+impl<F: FnOnce(Ended, &FlowInfo) + Send> Finish for F {
+    fn finish(self: Box<Self>, ended: Ended, info: &FlowInfo) {
+        self(ended, info);
+    }
+}
+
+/// Told of the end of a flow.
+pub type Done = Box<dyn Finish>;

@@ -54,7 +54,6 @@ impl Pipe {
     }
 
     /// Returns the bytes in the pipe, which ends with that.
-    #[cfg(feature = "taps")]
     pub fn into_bytes(self) -> Vec<u8> {
         let mut bytes = vec![0; self.filled];
         let mut at = 0;

@@ -154,7 +154,6 @@ impl Pump {
     }
 
     /// Goes on without pipes: their bytes move to memory, where others can see them.
-    #[cfg(feature = "taps")]
     pub fn without_pipes(&mut self) {
         for h in self.hands.iter_mut() {
             h.wants_pipe = false;
@@ -167,6 +166,17 @@ impl Pump {
     /// Returns the bytes in hand from this host, without those in the pipe.
     pub fn rest(&self, from: Side) -> Bytes {
         self.hands[from].rest.clone()
+    }
+
+    /// Returns whether the next byte for a host is urgent.
+    pub fn is_urgent(&self) -> bool {
+        self.hands.iter().any(|hand| hand.urgent)
+    }
+
+    /// Returns all bytes in hand, by the host that has sent them.
+    pub fn into_bytes(mut self) -> Pair<Bytes> {
+        self.without_pipes();
+        self.hands.map(|hand| hand.rest)
     }
 
     /// Copies both directions. Ready when both have ended or drained, or discard what comes, when `enough`

@@ -2,6 +2,7 @@
 //! [core](crate::core). The task ends with the commit; the state of a forwarded flow is a [`ForwardedFlow`],
 //! which the keeper looks after. When the keeper gives a flow back, a new task begins.
 
+mod handing;
 mod switching;
 #[cfg_attr(not(feature = "taps"), path = "relay/untapped.rs")]
 mod tapped;
@@ -13,6 +14,7 @@ use crate::{
     engine::{
         Engine, Listed,
         flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Order, Stop, TaskInbox, ends},
+        handed::HandOn,
         purpose::{Purpose, report},
     },
     leg::{Leg, parked::Parked},
@@ -46,6 +48,8 @@ pub(crate) struct Relay {
     seen: Option<Box<Switched>>,
     /// Set when no sockets are left.
     released: Option<Pair<Released>>,
+    /// It was told to go to another process.
+    hands_on: Option<HandOn>,
 }
 
 /// Waits for an order. Never returns after the sender has gone.
@@ -88,6 +92,7 @@ impl Relay {
             holding: None,
             seen: None,
             released: None,
+            hands_on: None,
         }
     }
 
@@ -107,6 +112,7 @@ impl Relay {
             holding: None,
             seen: None,
             released: sockets.released().copied(),
+            hands_on: None,
         }
     }
 
@@ -128,7 +134,7 @@ impl Relay {
                     engine.tell_some_time(KeeperMessage::Command(flow.id, command));
                     soon = true;
                 }
-                Order::Adopt | Order::Limits => {} // it is, and they are
+                Order::Adopt | Order::Limits | Order::HandOn(_) => {} // it is, they are, and it is left to the kernel
                 #[cfg(feature = "taps")]
                 Order::Tap(..) => {}
             }
@@ -171,6 +177,12 @@ impl Relay {
                 Action::LookBehind => Some(self.look_behind().await),
                 action => self.perform(action),
             };
+            if let Some(order) = self.hands_on.take() {
+                match self.hand_on(&order) {
+                    Ok(()) => return,
+                    Err(stays) => self = *stays,
+                }
+            }
             action = event.map_or(Action::Wait, |event| self.on(event));
         }
     }
@@ -216,6 +228,10 @@ impl Relay {
                 }
                 Order::Adopt if state == State::Copying => return self.adopt(),
                 Order::Adopt => return None,
+                Order::HandOn(order) => {
+                    self.hands_on = Some(order);
+                    return None;
+                }
                 #[cfg(feature = "taps")]
                 Order::Tap(make, begun) => {
                     if state == State::Copying {
@@ -370,7 +386,7 @@ impl Relay {
             (Purpose::Streams(done), _) => {
                 end(legs);
                 drop(listed); // a waiter for the end of all flows then closes the data path
-                done(ended, &flow.info);
+                done.finish(ended, &flow.info);
             }
         }
     }

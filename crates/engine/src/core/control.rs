@@ -78,6 +78,8 @@ pub(super) struct Control {
     watch: Option<(Duration, Pair<u64>)>,
     /// Number of copied bytes at the last count, and the time when bytes last moved. Later, of bytes that are not acknowledged.
     pub moved: (u64, Time),
+    /// When bytes have last moved in another process, until copying begins here.
+    pub quiet_since: Option<Time>,
     /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
     counts: bool,
     tick_at: Time,
@@ -147,6 +149,7 @@ impl Control {
             began: (copied, Time::MAX),
             watch: None,
             moved: (0, Time::ZERO),
+            quiet_since: None,
             counts: false,
             tick_at: Time::ZERO,
             passed: false,
@@ -301,9 +304,10 @@ impl Core {
         let is_message = self.message.is_some();
         let pays = self.message.as_mut().is_some_and(|m| std::mem::take(&mut m.pays)); // the first attempt only
         let control = self.control.as_mut().expect("not forwarded");
-        control.moved = (control.copied(), cx.now);
+        let idle = cx.policy.idle_limit.get();
+        control.moved = (control.copied(), control.begins_quiet(cx.now, idle));
         control.began.1 = control.began.1.min(cx.now);
-        (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit.get());
+        (control.counts, control.tick_at) = (false, control.moved.1 + idle);
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
             _ if control.wanted || pays => 0,

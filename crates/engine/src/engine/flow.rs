@@ -7,6 +7,7 @@ use crate::{
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
     engine::{
         events::Announcer,
+        handed::HandOn,
         purpose::Purpose,
         record::{FlowRecord, Left},
     },
@@ -136,6 +137,8 @@ pub(crate) enum Order {
     Limits,
     /// Have the data path adopt the legs that it does not know.
     Adopt,
+    /// Go to another process.
+    HandOn(HandOn),
     /// Copy all bytes from now on to the tap that this makes, unless another one has them, and say so. If the flow is not copied any
     /// more, or ends, both are dropped.
     #[cfg(feature = "taps")]

@@ -105,15 +105,17 @@ fn held<'a>(entries: impl Iterator<Item = &'a (Tuple, PathView)>) -> Vec<Tuple> 
 const ADOPTION: Duration = Duration::from_millis(500);
 
 /// Adopts the pinned flows and starts to watch them. Flows without leg records are only forwarded, and there
-/// may be a million of them, so those that are not found at once are adopted while others are already served.
-pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenError> {
+/// may be a million of them, so those that are not found at once are adopted while others are already served. `handed`: legs that
+/// this process goes on with itself.
+pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration, handed: &[Tuple]) -> Result<(), OpenError> {
     let Some(d) = engine.datapath() else { return Ok(()) };
     let legs = d.legs();
     // the process that read the copies for taps is gone; stop these first, because a commit depends on the leg's flag
     for (t, _) in legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0) {
         d.untap(t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
     }
-    let mut adoption = Adoption { idle, left: read_records(engine, d), ..Adoption::default() };
+    let known = handed.iter().copied().collect();
+    let mut adoption = Adoption { idle, known, left: read_records(engine, d), ..Adoption::default() };
     let with_records = legs.iter().filter_map(|(t, _)| Some((*t, d.path(t)?)));
     let all: Vec<_> = with_records.chain(d.stopped_paths()).collect();
     for t in held(all.iter().filter(|(_, path)| path.flags & PathFlags::SPLICED == 0)) {

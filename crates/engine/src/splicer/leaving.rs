@@ -61,10 +61,13 @@ impl Splicer {
         }
     }
 
-    /// Flows may be spliced again.
+    /// Flows may be spliced again, and those that were taken back are.
     pub fn hold_on(&self) {
         lock(self.handshakes()).pause(false);
         self.set_leaving(Leaving::No);
+        for id in self.engine().take_returning() {
+            self.command(id, Command::Splice); // it may have ended
+        }
     }
 
     /// Lets go of the data path, after [`Splicer::prepare_to_let_go`]: another process may open it from now on. Spliced flows are left
@@ -116,6 +119,7 @@ impl Splicer {
                             usize::from(freezes || matches!(state, FlowState::Draining | FlowState::Unsplicing));
                     }
                     FlowOwner::Keeper(kept) if kept.needs_us(&flow) => {
+                        engine.returns(flow.id);
                         engine.tell(KeeperMessage::Command(flow.id, Command::Unsplice));
                         needed += 1;
                     }
