@@ -68,13 +68,17 @@ struct Row<'a> {
     began: Instant,
     /// Number of requests so far.
     count: u64,
+    /// When the last one was answered.
+    answered: Instant,
     /// The request that is served, for changes of fields.
     current: Current,
     /// Start and method of a request that has no line in the access log yet.
     pending: Option<(Instant, String)>,
     alarm: Alarm,
-    /// Completes when no new requests may be accepted.
-    stop: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+    /// Completes when the client may go to another process, or no new requests may be accepted.
+    goes: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+    /// It has completed, and the client stays.
+    stays: bool,
 }
 
 /// What happens to the connection after a request.
@@ -93,8 +97,9 @@ enum Next {
 pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpListener), (client, read): (Leg, Bytes)) {
     let client = Stream::with(client, &read);
     let shared = live.shared.clone();
-    let mut stop = shared.stop.clone();
-    let began = Instant::now();
+    let (began, requests) = live.continues().unwrap_or_else(|| (Instant::now(), None));
+    let (count, answered) = requests.unwrap_or((0, began));
+    let goes = Box::pin(live.goes());
     let mut row = Row {
         live,
         front,
@@ -104,12 +109,13 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
         server: None,
         habit: Habit::default(),
         began,
-        count: 0,
+        count,
+        answered,
         current: Current::default(),
         pending: None,
         alarm: Alarm::new(),
-        // also completes if the sender is gone
-        stop: Box::pin(async move { drop(stop.wait_for(|stop| *stop).await) }),
+        goes,
+        stays: false,
     };
     let end = row.live.end();
     let next = tokio::select! {
@@ -177,7 +183,7 @@ impl Row<'_> {
                     record.method = Some(request.method.clone());
                     record.uri = path_of(&request);
                     let next = self.serve(&request, record, started).await;
-                    self.pending = None;
+                    (self.pending, self.answered) = (None, Instant::now());
                     next
                 }
                 Ok(None) => return Next::Close,

@@ -299,6 +299,8 @@ pub(crate) struct Traits {
     pub binds: bool,
     /// Nothing has to be read from a client before a splice.
     pub unread: bool,
+    /// A client speaks first, and is read by a handshake before a relay.
+    pub listens: bool,
     /// A client whose connection fails has been sent the reason, and gets time to read it. Others believe that they are connected
     /// to the target, so they get a reset, as the target would send.
     pub answers: bool,
@@ -309,13 +311,16 @@ pub(crate) struct Traits {
 impl Protocol {
     /// Returns what the protocol is. Besides this, a new one needs a step in `handshake()` of connection.rs.
     pub(crate) fn traits(&self) -> Traits {
-        let of = |name| Traits { name, guarded: false, binds: true, unread: false, answers: false, is_service: false };
+        let of = |name| {
+            let (guarded, binds, unread, listens, answers, is_service) = (false, true, false, false, false, false);
+            Traits { name, guarded, binds, unread, listens, answers, is_service }
+        };
         match self {
-            Protocol::Socks5 { .. } => Traits { guarded: true, answers: true, ..of("socks5") },
+            Protocol::Socks5 { .. } => Traits { guarded: true, listens: true, answers: true, ..of("socks5") },
             Protocol::Http(http) => {
                 Traits { guarded: http.routes.is_empty(), answers: true, is_service: true, ..of("http") }
             }
-            Protocol::Tls(tls) => Traits { guarded: tls.forwards(), answers: true, ..of("tls") },
+            Protocol::Tls(tls) => Traits { guarded: tls.forwards(), listens: true, answers: true, ..of("tls") },
             Protocol::Ftp(ftp) => {
                 Traits { guarded: ftp.target.is_none(), answers: true, is_service: true, ..of("ftp") }
             }

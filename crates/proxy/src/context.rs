@@ -1,6 +1,7 @@
 //! The context of a connection: the state shared by all, that shared by a listener, and the slot that the connection takes.
 //! Also what a protocol is that another crate serves ([`Service`]).
 
+pub(crate) mod handing;
 pub(crate) mod relays;
 pub(crate) mod roll;
 pub(crate) mod tap_dir;
@@ -12,6 +13,7 @@ use crate::{
     commands::{ASSOCIATIONS, BINDS},
     config::{Config, ListenerConfig, Protocol},
     context::{
+        handing::{Continued, Handing},
         relays::Relays,
         roll::{Enrolled, Roll},
         tap_dir::TapDir,
@@ -149,6 +151,8 @@ pub struct ServerContext {
     pub stop: watch::Receiver<bool>,
     /// Whether another process serves now, so that nothing is to be hurried. If so, `stop` holds as well.
     pub handed_over: AtomicBool,
+    /// Clients who go to another process.
+    pub(crate) handing: Handing,
 }
 
 /// What a configuration has opened. A reload makes another one, with what it keeps of the last.
@@ -315,6 +319,8 @@ pub struct Live {
     pub(crate) enrolled: Option<Enrolled>,
     /// The relay has it, as long as the flow is not spliced.
     pub(crate) seat: Option<Seat>,
+    /// Another process has accepted the client.
+    pub(crate) continued: Option<Box<Continued>>,
 }
 
 impl Live {
@@ -326,14 +332,16 @@ impl Live {
         let enrolled = Some(shared.roll.enter(leg, &front.listener.name));
         let summed = front.summed.clone();
         summed.begin();
-        Ok(Live { shared: shared.clone(), summed, slots, enrolled, seat: Some(shared.loads.seat(awake)) })
+        let (seat, continued) = (Some(shared.loads.seat(awake)), None);
+        Ok(Live { shared: shared.clone(), summed, slots, enrolled, seat, continued })
     }
 
-    /// Counts a connection that an earlier process has spliced, whatever the limits are now.
-    pub(crate) fn taken_up(shared: &Arc<ServerContext>, front: &Front, client: IpAddr) -> Live {
+    /// Counts a connection of an earlier process, whatever the limits are now. `client`: if it is known.
+    pub(crate) fn taken_up(shared: &Arc<ServerContext>, front: &Front, client: Option<IpAddr>) -> Live {
         let slots = [&shared.all, &front.counted].map(|of| of.count(client));
         shared.live.send_modify(|n| *n += 1);
-        Live { shared: shared.clone(), summed: front.summed.clone(), slots, enrolled: None, seat: None }
+        let (summed, enrolled, seat, continued) = (front.summed.clone(), None, None, None);
+        Live { shared: shared.clone(), summed, slots, enrolled, seat, continued }
     }
 
     /// Waits until the connection has to end: because all have to, or because it is forbidden now.

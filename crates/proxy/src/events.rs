@@ -126,7 +126,7 @@ enum What {
     Member { pool: String, member: String, why: String },
     Reloaded { added: Vec<String>, moved: Vec<String>, removed: Vec<String>, reset: u64 },
     Failed { why: String },
-    HandedOver { process: u32, program: String, left: usize, stay: u64 },
+    HandedOver { process: u32, program: String, left: usize, taken: usize, stay: u64 },
 }
 
 impl Events {
@@ -181,10 +181,11 @@ impl Events {
         }
     }
 
-    /// Tells which process serves now, which program it runs, how many flows the kernel forwards, and how many connections stay.
-    pub fn handed_over(&self, process: u32, program: &str, left: usize, stay: u64) {
+    /// Tells which process serves now, which program it runs, how many flows the kernel forwards, how many other connections go on
+    /// there, and how many stay.
+    pub fn handed_over(&self, process: u32, program: &str, (left, taken): (usize, usize), stay: u64) {
         let program = || program.to_owned();
-        self.tell(Kind::HandedOver, || What::HandedOver { process, program: program(), left, stay });
+        self.tell(Kind::HandedOver, || What::HandedOver { process, program: program(), left, taken, stay });
     }
 }
 

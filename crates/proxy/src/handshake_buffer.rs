@@ -1,7 +1,10 @@
 //! Reads the messages of a handshake through a bounded buffer, and keeps the bytes that follow the last one.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use std::io;
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Maximum size in bytes of a SOCKS message; the longest of RFC 1929 has 513 bytes, that of SOCKS 4a 520.
@@ -10,9 +13,18 @@ const CAP: usize = 1024;
 const STEP: usize = 2048;
 
 /// Bytes that were read and not used yet; never more than the size limit of the message being read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HandshakeBuffer {
     buffer: BytesMut,
+    /// When the client could begin to speak.
+    began: Instant,
+}
+
+/// One that begins now.
+impl Default for HandshakeBuffer {
+    fn default() -> HandshakeBuffer {
+        HandshakeBuffer::new(Instant::now())
+    }
 }
 
 /// Reason why there is no message.
@@ -31,11 +43,31 @@ pub(crate) enum HandshakeError<E> {
 /// What was read before.
 impl From<Bytes> for HandshakeBuffer {
     fn from(read: Bytes) -> HandshakeBuffer {
-        HandshakeBuffer { buffer: BytesMut::from(&read[..]) }
+        HandshakeBuffer { buffer: BytesMut::from(&read[..]), ..HandshakeBuffer::default() }
     }
 }
 
 impl HandshakeBuffer {
+    /// Creates an empty one.
+    pub(crate) fn new(began: Instant) -> HandshakeBuffer {
+        HandshakeBuffer { buffer: BytesMut::new(), began }
+    }
+
+    /// The next part of the handshake has a time limit of its own.
+    pub(crate) fn begins_anew(&mut self) {
+        self.began = Instant::now();
+    }
+
+    /// Returns when the client could begin to speak.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Returns what is left of a time limit.
+    pub(crate) fn left(&self, limit: Duration) -> Duration {
+        limit.saturating_sub(self.began.elapsed())
+    }
+
     /// Returns the next message, as soon as `parse` finds it complete.
     pub(crate) async fn message<T, E>(
         &mut self,

@@ -28,6 +28,7 @@ pub mod fields;
 pub mod filter;
 pub mod first_bytes;
 pub mod ftp;
+pub mod handed;
 mod handshake_buffer;
 pub mod haproxy;
 pub mod inherited;

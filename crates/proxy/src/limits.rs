@@ -166,12 +166,12 @@ impl Counted {
     }
 
     /// Counts a connection that is there already, even if it exceeds a limit.
-    pub(crate) fn count(self: &Arc<Self>, client: IpAddr) -> Slot {
-        let (mut now, client) = (self.lock(), counted_as(client));
-        *now.clients.entry(client).or_default() += 1;
+    pub(crate) fn count(self: &Arc<Self>, client: Option<IpAddr>) -> Slot {
+        let (mut now, client) = (self.lock(), client.map(counted_as));
+        client.into_iter().for_each(|client| *now.clients.entry(client).or_default() += 1);
         now.total += 1;
         self.tell_full(&now);
-        Slot { counted: self.clone(), client: Some(client) }
+        Slot { counted: self.clone(), client }
     }
 
     /// Tells whether the total limit is reached, from now on.

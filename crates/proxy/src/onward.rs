@@ -1,6 +1,7 @@
 //! The steps that all protocols share once the target is known: connect, relay or refuse, and write the log line.
 
 pub mod dial;
+pub(crate) mod of_flow;
 pub(crate) mod opening;
 pub(crate) mod pooled;
 mod upstream;
@@ -12,7 +13,7 @@ use crate::{
     counters::Counters,
     fault::Fault,
     log::access_log::{Record, ms_since},
-    onward::dial::dial,
+    onward::{dial::dial, of_flow::OfFlow},
     pool::Lease,
     target::Target,
 };
@@ -103,38 +104,23 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     client.until_parked(relayed.live.seat.take());
     let enrolled = relayed.live.enrolled.take();
     Counters::add(&shared.counters.relayed);
-    let route = record.route.map(String::into_boxed_str);
-    let listener = record.listener;
     let target = record.target.unwrap_or_default();
-    let (listen, command, connect_ms) = (record.listen, record.command, record.connect_ms);
-    // Boxed: other connections have none of these, and all wait in memory.
-    let http = record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status)));
     let Ready { server, left, lease } = ready;
     let member = lease.as_ref().map(|lease| lease.0.label.clone());
-    let info = FlowInfo::new(listener, target).with_user(record.user).with_listen(listen).with_name(record.name);
-    let info = info.with_member(member);
-    let done = move |ended: Ended, info: &FlowInfo| {
-        let Relayed { live, started, passed } = relayed;
-        let mut record = Record::new(listener, info.listen, ended.client);
-        record.name.clone_from(&info.name);
-        lease.into_iter().for_each(|lease| lease.note(&mut record));
-        record.server = Some(ended.server);
-        record.target = Some(info.target.to_string());
-        record.user = info.user().map(String::from);
-        record.route = route.map(String::from);
-        (record.command, record.connect_ms) = (command, connect_ms);
-        if let Some(http) = http {
-            let (method, uri, status) = *http;
-            (record.method, record.uri, record.status) = (Some(method), uri, status);
-        }
-        record.ended(&ended);
-        forbidden(&live.shared, &ended, &mut record);
-        let [up, down] = passed.map_or([0; 2], |passed| *passed);
-        (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
-        write(&live, record, started);
+    let info = FlowInfo::new(record.listener, target).with_user(record.user).with_listen(record.listen);
+    let info = info.with_name(record.name).with_member(member);
+    let done = OfFlow {
+        relayed,
+        listener: record.listener,
+        lease,
+        route: record.route.map(String::into_boxed_str),
+        command: record.command,
+        connect_ms: record.connect_ms,
+        http: record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status))),
+        earlier: None,
     };
-    let flow = shared.splicer.hand_over(client, server, left, front.policy.clone(), info, done);
-    shared.triggers.begin(flow, &front.listener.triggers, &front.taps);
+    let flow = shared.splicer.hand_over_to(client, server, left, front.policy.clone(), info, Box::new(done));
+    shared.triggers.begin(flow, &front.listener.triggers, &front.taps, None);
     if let Some(why) = enrolled.and_then(Enrolled::leave) {
         forbid(&shared, flow, why);
     }

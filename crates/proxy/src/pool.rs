@@ -224,6 +224,13 @@ impl Pool {
         }
     }
 
+    /// Returns a lease on this server for a connection that it has already, whatever its limit is.
+    pub(crate) fn lease_again(&self, member: &str) -> Option<Lease> {
+        let member = self.members.iter().find(|known| *known.name == *member)?;
+        member.state.active.fetch_add(1, Relaxed);
+        Some(Lease(member.clone()))
+    }
+
     /// Starts the tasks that check servers, unless they run. They end with the pool, which lives as long as a listener leads to it,
     /// or a connection that began when one did is not relayed yet.
     pub fn tend(self: &Arc<Self>, upkeep: &Upkeep) -> Vec<JoinHandle<()>> {

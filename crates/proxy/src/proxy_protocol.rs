@@ -174,7 +174,7 @@ impl ProxyProtocol {
         if !self.expects(client.remote().ip()) {
             return if self.required { Err(Fault::Denied(Denied::Untrusted)) } else { Ok(()) };
         }
-        let header = timeout(limit, buffer.message_within(V2_MAX, client, parse)).await;
+        let header = timeout(buffer.left(limit), buffer.message_within(V2_MAX, client, parse)).await;
         let ends =
             header.map_err(|_| Fault::Timeout(Step::Handshake))?.map_err(|e| Fault::BadRequest(e.to_string()))?;
         if let Some((source, destination)) = ends {

@@ -5,6 +5,7 @@ pub(crate) mod check;
 mod connection;
 mod door;
 pub(crate) mod explain;
+mod handing;
 mod plug;
 pub(crate) mod reload;
 mod taken_up;
@@ -14,6 +15,7 @@ use crate::{
     config::{Config, ListenerConfig},
     context::{
         Opened, Purge, Purged, ServerContext, Service, TapDirs,
+        handing::Handing,
         relays::Relays,
         roll::Roll,
         tap_dir::TapDir,
@@ -166,6 +168,7 @@ impl Prepared {
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
             handed_over: false.into(),
+            handing: Handing::default(),
         });
         let mut opened = Opened { pools, services, taps, listening: Listening::default() };
         let mut doors = Vec::new();
@@ -266,14 +269,15 @@ impl Server {
     /// Closes the listening sockets; connections continue. This cannot be undone.
     pub fn stop_accepting(&self) {
         self.stop.send_replace(true);
+        self.shared.handing.stop();
         lock(&self.state).doors.iter().for_each(Door::stop_accepting);
     }
 
-    /// Stops accepting like [`Server::stop_accepting`], and waits until no client is accepted any more. HTTP connections between two
-    /// requests stay until the next one, and are closed after its reply: a client may be about to send it.
+    /// Accepts no clients any more, because another process does, and waits until none is being accepted. What else goes on does so
+    /// until [`Server::stop_accepting`]. HTTP connections between two requests stay until the next one even then, and are closed
+    /// after its reply: a client may be about to send it.
     pub async fn leave_doors(&self) {
         self.shared.handed_over.store(true, Relaxed);
-        self.stop.send_replace(true);
         let tasks: Vec<_> = lock(&self.state).doors.iter_mut().flat_map(Door::leave).collect();
         for task in tasks {
             let _ = task.await; // it has ended, or its runtime has
@@ -424,6 +428,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.shared.handing.stop();
         let State { followed, tended, doors, .. } = &mut *lock(&self.state);
         self.tasks.iter().chain(followed.values()).chain(&*tended).for_each(JoinHandle::abort);
         doors.clear();

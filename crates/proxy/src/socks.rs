@@ -238,7 +238,8 @@ pub(crate) async fn serve(
 ) -> Result<Option<Ready>, Fault> {
     let limit = front.listener.limits.handshake;
     let from = client.source().ip();
-    let mut request = timeout(limit, ask(client, buffer, (users, commands), from)).await.map_err(late)??;
+    let mut request =
+        timeout(buffer.left(limit), ask(client, buffer, (users, commands), from)).await.map_err(late)??;
     record.target = Some(request.target.to_string());
     record.user.clone_from(&request.user);
     shared.roll.is_of(client, request.user.as_deref());

@@ -78,10 +78,10 @@ async fn lead(
     (client, mut buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, (Fault, Option<u8>)> {
-    let mut scan = Scan::default();
+    let (mut scan, left) = (Scan::default(), buffer.left(listener.limits.handshake));
     // Nothing is consumed, because the server gets all of it.
     let read = buffer.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
-    let read = timeout(listener.limits.handshake, read).await;
+    let read = timeout(left, read).await;
     let explained = |e| {
         let (fault, alert) = bad(e);
         (proxy_protocol::explained(buffer.seen(), fault), alert)

@@ -31,6 +31,8 @@ pub struct FlowAbout {
     listen: Option<SocketAddr>,
     /// The user.
     pub user: Option<String>,
+    /// Its server, as a member of a pool.
+    member: Option<String>,
     /// Number of processes that it has lived through.
     pub processes: u32,
     began: Time,
@@ -68,7 +70,8 @@ impl FlowAbout {
             protocol: info.protocol.clone().into_owned(),
             target: info.target.to_string(),
             listen: info.listen,
-            user: info.user.as_deref().map(String::from),
+            user: info.user().map(String::from),
+            member: info.member().map(String::from),
             processes: flow.processes,
             began: flow.began.into(),
             so_far,
@@ -80,13 +83,9 @@ impl FlowAbout {
 
     /// Returns the description for lists and records.
     pub fn info(&self) -> FlowInfo {
-        FlowInfo {
-            protocol: Cow::Owned(self.protocol.clone()),
-            user: self.user.as_deref().map(Box::from),
-            target: self.target.as_str().into(),
-            listen: self.listen,
-            name: self.name.as_deref().map(Arc::from),
-        }
+        let info = FlowInfo::new(self.protocol.clone(), self.target.as_str()).with_listen(self.listen);
+        let info = info.with_name(self.name.as_deref().map(Arc::from)).with_user(self.user.clone());
+        info.with_member(self.member.as_deref().map(Arc::from))
     }
 
     pub(crate) fn began(&self) -> Time {

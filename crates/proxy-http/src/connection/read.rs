@@ -6,16 +6,25 @@ use longsplice_proxy::{
     fault::{Fault, Step},
     proxy_protocol,
 };
-use std::{future::pending, sync::atomic::Ordering::Relaxed, time::Instant};
+use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
 impl Row<'_> {
-    /// Returns the next request; `None` if the client has no more, waits too long, or the program stops.
+    /// Lets the client go to another process, if there is one that takes it. Returns whether it is gone.
+    fn hand_on(&mut self) -> bool {
+        let requests = (self.count > 0).then_some((self.count, self.answered));
+        let is_empty = self.client.in_hand().is_empty() && !self.client.ended;
+        let Row { live, front, client, began, .. } = self;
+        is_empty && live.hand_on(&front.listener, &mut client.leg, (*began, true), requests)
+    }
+
+    /// Returns the next request; `None` if the client has no more, waits too long, goes to another process, or the program stops.
     pub(super) async fn read_request(&mut self) -> Result<Option<Request>, (Fault, Option<u16>)> {
-        let limits = &self.front.listener.limits;
+        let front = self.front;
+        let limits = &front.listener.limits;
         let mut scan = Scan::new(Kind::Request);
         let (mut since, mut limit) = match self.count {
             0 => (self.began, limits.handshake),
-            _ => (Instant::now(), limits.keep_alive),
+            _ => (self.answered, limits.keep_alive),
         };
         loop {
             let idle = !scan.has_begun();
@@ -45,14 +54,15 @@ impl Row<'_> {
                     (false, 0) => return Err((Fault::Timeout(Step::Handshake), None)),
                     (false, _) => return Ok(None),
                 },
-                () = &mut self.stop, if !begun && self.count > 0 => match self.shared().handed_over.load(Relaxed) {
-                    false => return Ok(None),
-                    // A client that sends its next request at this moment would get no answer.
-                    true => {
-                        self.stop = Box::pin(pending());
-                        continue;
+                () = &mut self.goes, if !begun && !self.stays => {
+                    self.stays = true;
+                    // nothing is in hand
+                    if self.hand_on() || self.count > 0 && !self.shared().handed_over.load(Relaxed) {
+                        return Ok(None);
                     }
-                },
+                    // A client that sends its request at this moment would get no answer.
+                    continue;
+                }
             };
             match read {
                 Ok(1..) => {}

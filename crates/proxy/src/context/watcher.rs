@@ -6,6 +6,7 @@
 use crate::{
     context::{TapDirs, tap_dir::TapDir},
     counters::Counters,
+    handed::Counted,
     triggers::{Then, Trigger, When, ask::Answer},
 };
 use longsplice_engine::{Command, FlowState, FlowStatus, OnTrigger, Pair, Splicer};
@@ -17,7 +18,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        oneshot,
+    },
     task::yield_now,
     time::{sleep, sleep_until},
 };
@@ -33,8 +37,10 @@ const STEP: Duration = Duration::from_millis(20);
 /// What the task is told. There is one message for each connection, so that no limit is needed, and one for each take-over by
 /// data, after which the connection is not spliced until the task has acted.
 pub(crate) enum Note {
-    /// A connection with triggers has begun.
-    Began(u64, Arc<[Trigger]>, TapDirs),
+    /// A connection with triggers has begun, or goes on after so much in another process.
+    Began(u64, Arc<[Trigger]>, TapDirs, Option<Counted>),
+    /// These go to another process, which wants to know how far each is.
+    Leave(Vec<u64>, oneshot::Sender<HashMap<u64, Counted>>),
     /// The data of a host have taken it back.
     Data(u64, Arc<[Trigger]>, TapDirs),
 }
@@ -50,10 +56,17 @@ impl Triggers {
     }
 
     /// Watches a connection from now on.
-    pub fn begin(&self, flow: u64, of: &Arc<[Trigger]>, taps: &TapDirs) {
+    pub fn begin(&self, flow: u64, of: &Arc<[Trigger]>, taps: &TapDirs, counted: Option<Counted>) {
         if !of.is_empty() {
-            let _ = self.0.send(Note::Began(flow, of.clone(), taps.clone())); // the server ends
+            let _ = self.0.send(Note::Began(flow, of.clone(), taps.clone(), counted)); // the server ends
         }
+    }
+
+    /// Returns how far these connections are, those of them that have triggers. They are not watched any more.
+    pub async fn leave(&self, flows: Vec<u64>) -> HashMap<u64, Counted> {
+        let (tell, told) = oneshot::channel();
+        let _ = self.0.send(Note::Leave(flows, tell)); // the server ends
+        told.await.unwrap_or_default()
     }
 
     /// Returns what the engine calls when data have taken a connection back.
@@ -87,11 +100,29 @@ impl Watched {
         Watched { of, taps, bytes: (0, Instant::now()), next, is_tapped: false }
     }
 
+    /// Goes on where another process was, as far as the triggers are the same.
+    fn goes_on(&mut self, counted: &Counted) {
+        // bytes that have passed are no news
+        self.bytes = (u64::MAX, counted.quiet_since.into());
+        for (trigger, next) in self.of.iter().zip(self.next.iter_mut()) {
+            let when = format!("{:?}", trigger.when);
+            counted.next.iter().filter(|(was, _)| *was == when).for_each(|(_, n)| *next = *n);
+        }
+    }
+
+    /// Says how far it is.
+    fn counted(&self) -> Counted {
+        let when = self.of.iter().map(|trigger| format!("{:?}", trigger.when));
+        Counted { quiet_since: self.bytes.1.into(), next: when.zip(self.next.iter().copied()).collect() }
+    }
+
     /// Returns which triggers are pulled, except those by data.
     fn look(&mut self, flow: &FlowStatus, now: Instant, day: [SystemTime; 2]) -> Vec<usize> {
         let bytes = Pair::new(flow.bytes_up, flow.bytes_down);
-        if bytes.client + bytes.server != self.bytes.0 {
-            self.bytes = (bytes.client + bytes.server, now);
+        match self.bytes.0 {
+            u64::MAX => self.bytes.0 = bytes.client + bytes.server,
+            n if n != bytes.client + bytes.server => self.bytes = (bytes.client + bytes.server, now),
+            _ => {}
         }
         let idle = now.saturating_duration_since(self.bytes.1);
         let pulled = |(trigger, next): (&Trigger, &mut u64)| match trigger.when {
@@ -118,7 +149,7 @@ impl Watched {
 
 /// Watches until the server is gone.
 pub(crate) async fn watch_all(mut notes: UnboundedReceiver<Note>, means: Arc<Means>) {
-    let mut watched = HashMap::new();
+    let mut watched: HashMap<u64, Watched> = HashMap::new();
     let (mut at, mut last) = (tokio::time::Instant::now(), SystemTime::now());
     loop {
         let is_idle = watched.is_empty();
@@ -131,11 +162,16 @@ pub(crate) async fn watch_all(mut notes: UnboundedReceiver<Note>, means: Arc<Mea
         tokio::select! {
             note = notes.recv() => match note {
                 None => return,
-                Some(Note::Began(flow, of, taps)) => {
+                Some(Note::Leave(flows, tell)) => {
+                    let counted = |flow: u64| Some((flow, watched.remove(&flow)?.counted()));
+                    let _ = tell.send(flows.into_iter().filter_map(counted).collect()); // nobody waits any more
+                }
+                Some(Note::Began(flow, of, taps, counted)) => {
                     if is_idle {
                         (at, last) = (tokio::time::Instant::now() + PAUSE, SystemTime::now());
                     }
-                    watched.entry(flow).or_insert_with(|| Watched::new(of, taps));
+                    let known = watched.entry(flow).or_insert_with(|| Watched::new(of, taps));
+                    counted.iter().for_each(|counted| known.goes_on(counted));
                 }
                 Some(Note::Data(flow, of, taps)) => {
                     let known = watched.entry(flow).or_insert_with(|| Watched::new(of, taps));

@@ -90,6 +90,11 @@ impl Loads {
         self.0.iter().map(|load| load.runtime.metrics().num_alive_tasks()).sum()
     }
 
+    /// Returns the runtimes of all workers.
+    pub fn runtimes(&self) -> impl Iterator<Item = &Handle> {
+        self.0.iter().map(|load| &load.runtime)
+    }
+
     /// Assigns a connection to the worker with the fewest connections; among equals preferably to `awake`, which is running.
     pub fn seat(&self, awake: usize) -> Seat {
         let awake = awake % self.0.len();

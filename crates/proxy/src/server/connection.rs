@@ -5,7 +5,7 @@
 
 use crate::{
     access::Subject,
-    config::{Protocol, pool::LeadTo},
+    config::{ListenerConfig, Protocol, pool::LeadTo},
     context::{Front, Live, ServerContext},
     counters::Counters,
     fault::Fault,
@@ -18,18 +18,31 @@ use crate::{
     tls,
 };
 use longsplice_engine::{EndReason, Leg, LegOfProxy};
-use std::{sync::Arc, time::Instant};
+use std::{future::poll_fn, sync::Arc, time::Instant};
+use tokio::time::sleep_until;
 
 /// Serves one connection up to the relay, and makes sure that it gets its line in the access log.
 pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
-    let started = Instant::now();
+    let (started, is_known) =
+        live.continued.as_ref().map_or_else(|| (Instant::now(), false), |c| (c.began, c.is_known));
     let listener = &front.listener;
-    let (mut client, mut buffer) = (client, HandshakeBuffer::default());
+    let (mut client, mut buffer) = (client, HandshakeBuffer::new(started));
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
-    let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake);
-    let header = unless_stopped(&live, header).await;
+    let mut header = Some(Ok(()));
+    if !is_known {
+        if listener.proxy_protocol.expects(client.remote().ip())
+            && goes(&live, listener, &mut client, (started, false)).await
+        {
+            return;
+        }
+        let receive = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake);
+        header = unless_stopped(&live, receive).await;
+        if client.bytes_in() > 0 {
+            buffer.begins_anew();
+        }
+    }
     let mut record = listener.record(client.source());
     let Some(header) = header else { return stop((live, started), client, record) };
     if let Err(fault) = header {
@@ -46,6 +59,10 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
     if let Some(handler) = &front.handler {
         return handler.serve(live, &front, client, buffer.rest()).await;
+    }
+    let waits = listener.protocol.traits().listens && buffer.seen().is_empty();
+    if waits && goes(&live, listener, &mut client, (buffer.began(), true)).await {
+        return;
     }
     let shared = &live.shared;
     let ready = handshake(shared, &front, (&mut client, buffer), &mut record);
@@ -73,6 +90,23 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             write(&live, record, started);
         }
     }
+}
+
+/// Waits until a client who speaks first has done so, or has had the time for it. Returns whether it has gone to another process
+/// instead.
+async fn goes(live: &Live, listener: &ListenerConfig, client: &mut Leg, (began, is_known): (Instant, bool)) -> bool {
+    let late = began + listener.limits.handshake;
+    let wait = async {
+        let begun = tokio::select! {
+            biased;
+            _ = poll_fn(|cx| client.poll_readable(cx)) => false, // an error is for the handshake
+            () = live.goes() => true,
+            () = sleep_until(late.into()) => false,
+        };
+        begun && live.hand_on(listener, client, (began, is_known), None)
+    };
+    // if it has to end, the handshake says so
+    unless_stopped(live, wait).await.unwrap_or_default()
 }
 
 /// Checks the first bytes of both hosts before the relay. What was begun and cannot go on is reset, so that it looks incomplete.

@@ -4,9 +4,12 @@ use super::door::Door;
 use crate::{
     context::{Front, Fronts, Live, ServerContext},
     log::access_log::Record,
-    onward::{forbidden, write},
+    onward::{
+        Relayed,
+        of_flow::{Earlier, OfFlow},
+    },
 };
-use longsplice_engine::{Ended, FlowInfo, FlowStatus, TakenUp};
+use longsplice_engine::{Ended, FlowStatus, TakenUp};
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
@@ -41,17 +44,21 @@ fn front_of(fronts: &HashMap<String, Fronts>, flow: &FlowStatus) -> Option<Arc<F
 /// Returns how a flow goes on. `None`: there is no listener of that name and protocol any more.
 fn taken_up(shared: &Weak<ServerContext>, fronts: &HashMap<String, Fronts>, flow: &FlowStatus) -> Option<TakenUp> {
     let (shared, front) = (shared.upgrade()?, front_of(fronts, flow)?);
-    let live = Live::taken_up(&shared, &front, flow.client.ip());
+    let live = Live::taken_up(&shared, &front, Some(flow.client.ip()));
     let age = Duration::from_millis(flow.age_ms);
     let started = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
-    let (of_flow, known) = (front.clone(), flow.clone());
-    let done = move |ended: Ended, _: &FlowInfo| {
-        let mut record = record(Some(&of_flow), &ended, Some(&known));
-        forbidden(&live.shared, &ended, &mut record);
-        write(&live, record, started);
+    let done = OfFlow {
+        relayed: Relayed { live, started, passed: None },
+        listener: front.listener.protocol.name(),
+        lease: None,
+        route: None,
+        command: None,
+        connect_ms: None,
+        http: None,
+        earlier: Some(Box::new(Earlier { processes: flow.processes, member: None })),
     };
     let (id, triggers, front_of_triggers) = (flow.id, shared.triggers.clone(), front.clone());
-    let begun = move || triggers.begin(id, &front_of_triggers.listener.triggers, &front_of_triggers.taps);
+    let begun = move || triggers.begin(id, &front_of_triggers.listener.triggers, &front_of_triggers.taps, None);
     Some(TakenUp {
         policy: front.policy.clone(),
         begun: Box::new(begun),

@@ -1,0 +1,136 @@
+//! Connections that go on in another process, which takes the place of this one: what is known of each, and its sockets.
+
+use bytes::Bytes;
+use longsplice_engine::{FlowAbout, LegAbout, Tuple, monotonic};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+/// What is known of a connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum About {
+    /// A client of whom nothing is read that was not served.
+    Client(Box<ClientAbout>),
+    /// A client and a server between which bytes are copied.
+    Flow(Box<CopiedAbout>),
+}
+
+/// A client who has said nothing yet, or waits between two requests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientAbout {
+    /// Name and protocol of the listener.
+    pub name: String,
+    /// Its protocol.
+    pub protocol: String,
+    /// Its leg.
+    pub leg: LegAbout,
+    /// When it was accepted.
+    pub began: Moment,
+    /// No PROXY header is to come any more.
+    pub is_known: bool,
+    /// HTTP: number of requests so far, and when the last one was answered.
+    pub requests: Option<(u64, Moment)>,
+}
+
+/// A connection that is copied.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CopiedAbout {
+    /// What the engine knows of it.
+    pub flow: FlowAbout,
+    /// What its line in the access log needs.
+    pub line: String,
+    /// How far its triggers are.
+    pub triggers: Option<Counted>,
+}
+
+/// How far the triggers of a connection are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// When bytes were last seen to pass.
+    pub quiet_since: Moment,
+    /// For each, when it is pulled, as it was configured, and what it takes to pull it next.
+    pub next: Vec<(String, u64)>,
+}
+
+/// A point in time that two processes of the machine share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment(Duration);
+
+impl From<Instant> for Moment {
+    fn from(at: Instant) -> Moment {
+        Moment(monotonic().saturating_sub(at.elapsed()))
+    }
+}
+
+impl From<Moment> for Instant {
+    fn from(Moment(at): Moment) -> Instant {
+        let now = Instant::now();
+        now.checked_sub(monotonic().saturating_sub(at)).unwrap_or(now)
+    }
+}
+
+/// A connection that goes to another process. Only one of the two may use its sockets.
+#[derive(Debug)]
+pub struct Handed {
+    /// What is known of it.
+    pub about: About,
+    /// One for each leg, the client's first.
+    pub sockets: Vec<OwnedFd>,
+    /// What was read from client and server, and not passed on.
+    pub in_hand: [Bytes; 2],
+}
+
+/// Which connections another process takes.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Its listeners by name, and their protocols.
+    pub listeners: HashMap<String, String>,
+    /// Number of sockets that it has room for.
+    pub sockets: usize,
+    /// It takes over the tables of the data path.
+    pub splices: bool,
+}
+
+impl Wanted {
+    /// Returns whether it has a listener of this name and protocol.
+    pub fn has(&self, name: Option<&str>, protocol: &str) -> bool {
+        name.and_then(|name| self.listeners.get(name)).is_some_and(|has| has == protocol)
+    }
+}
+
+impl About {
+    /// Returns the number of sockets.
+    pub fn sockets(&self) -> usize {
+        match self {
+            About::Client(_) => 1,
+            About::Flow(_) => 2,
+        }
+    }
+
+    /// Returns the number of the flow, if it is one.
+    pub fn flow(&self) -> Option<u64> {
+        if let About::Flow(copied) = self { Some(copied.flow.id) } else { None }
+    }
+
+    /// Returns whether another process takes it.
+    pub fn is_wanted(&self, by: &Wanted) -> bool {
+        let has = match self {
+            About::Client(client) => by.has(Some(&client.name), &client.protocol),
+            About::Flow(copied) => by.has(copied.flow.name.as_deref(), &copied.flow.protocol),
+        };
+        has && (by.splices || self.recorded().next().is_none())
+    }
+
+    /// Returns the legs that the data path has records of.
+    pub fn recorded(&self) -> impl Iterator<Item = Tuple> {
+        let legs = match self {
+            About::Client(client) => [client.leg.recorded(), None],
+            About::Flow(copied) => [copied.flow.legs.client.recorded(), copied.flow.legs.server.recorded()],
+        };
+        legs.into_iter().flatten()
+    }
+}

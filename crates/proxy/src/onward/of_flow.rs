@@ -1,0 +1,117 @@
+//! What is kept of a connection while it is relayed, for its line in the access log ([`OfFlow`]). It can be described to another
+//! process that goes on with the connection.
+
+use super::{Relayed, forbidden, write};
+use crate::{
+    commands::Command,
+    context::{Front, Live},
+    handed::Moment,
+    log::access_log::Record,
+    pool::Lease,
+};
+use longsplice_engine::{Ended, Finish, FlowInfo};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Method, path and status of a request that leads to a relay.
+type Asked = (String, Option<String>, Option<u16>);
+
+/// What is kept of a connection while it is relayed.
+pub(crate) struct OfFlow {
+    pub relayed: Relayed,
+    /// Protocol of the listener.
+    pub listener: &'static str,
+    pub lease: Option<Lease>,
+    pub route: Option<Box<str>>,
+    pub command: Option<Command>,
+    /// See [`Record::connect_ms`].
+    pub connect_ms: Option<u64>,
+    /// Boxed: other connections have none of this, and all wait in memory.
+    pub http: Option<Box<Asked>>,
+    /// What there is only after another process.
+    pub earlier: Option<Box<Earlier>>,
+}
+
+/// What is known of an earlier process.
+pub(crate) struct Earlier {
+    /// Number of processes, with this one.
+    pub processes: u32,
+    /// Pool and server, if there is no lease on it here.
+    pub member: Option<(Arc<str>, Arc<str>)>,
+}
+
+/// The description for another process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Line {
+    started: Moment,
+    passed: Option<[u64; 2]>,
+    route: Option<String>,
+    command: Option<Command>,
+    connect_ms: Option<u64>,
+    http: Option<Asked>,
+    pub member: Option<(String, String)>,
+}
+
+impl Finish for OfFlow {
+    fn finish(self: Box<Self>, ended: Ended, info: &FlowInfo) {
+        let OfFlow { relayed: Relayed { live, started, passed }, listener, lease, route, command, connect_ms, http, earlier } =
+            *self;
+        let mut record = Record::new(listener, info.listen, ended.client);
+        record.name.clone_from(&info.name);
+        if let Some(Earlier { processes, member }) = earlier.map(|earlier| *earlier) {
+            record.processes = Some(processes);
+            (record.pool, record.member) = member.unzip();
+        }
+        lease.into_iter().for_each(|lease| lease.note(&mut record));
+        record.server = Some(ended.server);
+        record.target = Some(info.target.to_string());
+        record.user = info.user().map(String::from);
+        record.route = route.map(String::from);
+        (record.command, record.connect_ms) = (command, connect_ms);
+        if let Some(http) = http {
+            let (method, uri, status) = *http;
+            (record.method, record.uri, record.status) = (Some(method), uri, status);
+        }
+        record.ended(&ended);
+        forbidden(&live.shared, &ended, &mut record);
+        let [up, down] = passed.map_or([0; 2], |passed| *passed);
+        (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
+        write(&live, record, started);
+    }
+
+    fn description(&self) -> Option<String> {
+        let member = match (&self.lease, &self.earlier) {
+            (Some(Lease(member)), _) => Some((member.pool.to_string(), member.name.to_string())),
+            (None, Some(earlier)) => earlier.member.as_ref().map(|(pool, name)| (pool.to_string(), name.to_string())),
+            (None, None) => None,
+        };
+        let line = Line {
+            started: self.relayed.started.into(),
+            passed: self.relayed.passed.as_deref().copied(),
+            route: self.route.as_deref().map(String::from),
+            command: self.command,
+            connect_ms: self.connect_ms,
+            http: self.http.as_deref().cloned(),
+            member,
+        };
+        serde_json::to_string(&line).ok() // it consists of texts and numbers, so it is
+    }
+}
+
+impl OfFlow {
+    /// Goes on with what another process has described.
+    pub fn going_on(line: Line, live: Live, front: &Front, lease: Option<Lease>, processes: u32) -> OfFlow {
+        let Line { started, passed, route, command, connect_ms, http, member } = line;
+        let member = member.map(|(pool, name)| (pool.into(), name.into())).filter(|_| lease.is_none());
+        OfFlow {
+            relayed: Relayed { live, started: started.into(), passed: passed.map(Box::new) },
+            listener: front.listener.protocol.name(),
+            lease,
+            route: route.map(String::into_boxed_str),
+            command,
+            connect_ms,
+            http: http.map(Box::new),
+            earlier: Some(Box::new(Earlier { processes, member })),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Connections go to another process that takes the place of this one, or come from the one whose place this one has taken.
+
+use super::{Server, connection, lock};
+use crate::{
+    config::Tracking,
+    context::{Front, Fronts, Live, ServerContext, handing::Continued},
+    counters::Counters,
+    handed::{About, ClientAbout, CopiedAbout, Counted, Handed, Wanted},
+    onward::of_flow::{Line, OfFlow},
+    pool::Lease,
+};
+use bytes::Bytes;
+use longsplice_engine::{FlowAbout, FlowInfo, HandedFlow, HandedLeg, LegOfProxy, Pair};
+use std::{
+    collections::{HashMap, HashSet},
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{task::yield_now, time::timeout};
+
+/// Time in which tasks and flows leave.
+const LEAVES: Duration = Duration::from_secs(2);
+/// Turns that the tasks of a worker get to do so: one to be woken up, and others for what they wake up.
+const TURNS: usize = 4;
+
+impl Server {
+    /// Takes connections out of this process that another one wants, after [`Server::leave_doors`]: those that are copied, and
+    /// clients of whom nothing is in hand. What cannot leave goes on here. Nobody uses the sockets until [`Server::go_on`].
+    pub async fn hand_on(&self, wanted: Wanted) -> Vec<Handed> {
+        let shared = &self.shared;
+        let lets_go: HashSet<String> = {
+            let fronts = lock(&self.state).doors.iter().map(|door| door.fronts.now()).collect::<Vec<_>>();
+            let all = fronts.iter().filter(|front| front.listener.lets_go());
+            all.map(|front| front.listener.name.to_string()).collect()
+        };
+        let sockets = wanted.sockets;
+        shared.handing.begin(wanted.clone());
+        let turns = shared.loads.runtimes().map(|runtime| {
+            runtime.spawn(async {
+                for _ in 0..TURNS {
+                    yield_now().await;
+                }
+            })
+        });
+        for turn in turns.collect::<Vec<_>>() {
+            let _ = timeout(LEAVES, turn).await; // it stays if its worker is so busy
+        }
+        let mut all = shared.handing.end();
+        let most = sockets.saturating_sub(all.len()) / 2;
+        let is_wanted = |info: &FlowInfo| {
+            let is = info.name.as_deref().is_some_and(|name| lets_go.contains(name));
+            is && wanted.has(info.name.as_deref(), &info.protocol)
+        };
+        let flows = shared.splicer.hand_on((most, wanted.splices), LEAVES, is_wanted).await;
+        let mut counted = shared.triggers.leave(flows.iter().map(|flow| flow.about.id).collect()).await;
+        all.extend(flows.into_iter().map(|flow| {
+            let HandedFlow { about, sockets: Pair { client, server }, in_hand, description: line } = flow;
+            let triggers = counted.remove(&about.id);
+            let about = About::Flow(Box::new(CopiedAbout { flow: about, line, triggers }));
+            Handed { about, sockets: vec![client, server], in_hand: in_hand.into() }
+        }));
+        all
+    }
+
+    /// Goes on with connections of another process, or with those that this one has not handed on after all. Those whose listener is
+    /// gone are reset.
+    pub fn go_on(&self, all: Vec<Handed>) {
+        let fronts: HashMap<String, Fronts> = {
+            let state = lock(&self.state);
+            state.doors.iter().map(|door| (door.fronts.now().listener.name.to_string(), door.fronts.clone())).collect()
+        };
+        for (number, Handed { about, sockets, in_hand }) in all.into_iter().enumerate() {
+            let mut sockets = sockets.into_iter();
+            match (about, sockets.next(), sockets.next()) {
+                (About::Client(about), Some(socket), None) => {
+                    let Some(front) = front_of(&fronts, Some(&about.name), &about.protocol) else {
+                        self.shared.splicer.reset_handed([HandedLeg { about: about.leg, socket }]);
+                        continue;
+                    };
+                    serve(&self.shared, &front, (*about, socket), number);
+                }
+                (About::Flow(about), Some(client), Some(server)) => {
+                    let CopiedAbout { flow, line, triggers } = *about;
+                    let front = front_of(&fronts, flow.name.as_deref(), &flow.protocol);
+                    let line = serde_json::from_str(&line).ok();
+                    let Some((front, line)) = front.zip(line) else {
+                        let legs = flow.legs.zip(Pair::new(client, server));
+                        let legs = legs.map(|(about, socket)| HandedLeg { about, socket });
+                        self.shared.splicer.reset_handed([legs.client, legs.server]);
+                        continue;
+                    };
+                    let [up, down] = in_hand;
+                    let (sockets, in_hand) = (Pair::new(client, server), Pair::new(up, down));
+                    let lease = self.lease_of(&line);
+                    relay(&self.shared, &front, (flow, line, lease), (sockets, in_hand), (triggers, number));
+                }
+                _ => tracing::warn!("a connection of the process before has other sockets than it should"),
+            }
+        }
+    }
+
+    /// Returns a lease on the server of a pool that a connection already has.
+    fn lease_of(&self, line: &Line) -> Option<Lease> {
+        let (pool, member) = line.member.as_ref()?;
+        self.shared.opened().pools.get(pool)?.lease_again(member)
+    }
+}
+
+/// Goes on with a client who has said nothing that was not answered. `number`: index of the worker, if it is free.
+fn serve(shared: &Arc<ServerContext>, front: &Arc<Front>, (about, socket): (ClientAbout, OwnedFd), number: usize) {
+    let ClientAbout { leg, began, is_known, requests, .. } = about;
+    let expects = !is_known && front.listener.proxy_protocol.expects(leg.remote.ip());
+    let mut live = Live::taken_up(shared, front, (!expects).then(|| leg.source().ip()));
+    let requests = requests.map(|(count, since)| (count, since.into()));
+    live.continued = Some(Box::new(Continued { began: began.into(), is_known, requests }));
+    let seat = shared.loads.seat(number);
+    let (runtime, front) = (seat.runtime().clone(), front.clone());
+    live.seat = Some(seat);
+    runtime.spawn(async move {
+        match live.shared.splicer.go_on_with(HandedLeg { about: leg, socket }) {
+            Ok(client) => {
+                if front.listener.tracking() == Tracking::Never {
+                    client.only_copy();
+                }
+                live.enrolled = Some(live.shared.roll.enter(&client, &front.listener.name));
+                connection::serve(live, front, client).await;
+            }
+            Err(error) => {
+                Counters::add(&live.shared.counters.accept_errors);
+                tracing::warn!("cannot serve a client of the process before: {error}");
+            }
+        }
+    });
+}
+
+/// Goes on to copy between a client and a server.
+fn relay(
+    shared: &Arc<ServerContext>,
+    front: &Arc<Front>,
+    (flow, line, lease): (FlowAbout, Line, Option<Lease>),
+    (sockets, in_hand): (Pair<OwnedFd>, Pair<Bytes>),
+    (counted, number): (Option<Counted>, usize),
+) {
+    let live = Live::taken_up(shared, front, Some(flow.legs.client.source().ip()));
+    let done = OfFlow::going_on(line, live, front, lease, flow.processes + 1);
+    let seat = shared.loads.seat(number);
+    let (runtime, shared, front) = (seat.runtime().clone(), shared.clone(), front.clone());
+    runtime.spawn(async move {
+        let (id, only_copy) = (flow.id, front.listener.tracking() == Tracking::Never);
+        shared.splicer.go_on((flow, sockets, in_hand), (front.policy.clone(), only_copy), seat, Box::new(done));
+        shared.triggers.begin(id, &front.listener.triggers, &front.taps, counted);
+    });
+}
+
+/// Returns the listener of this name, if it has this protocol.
+fn front_of(fronts: &HashMap<String, Fronts>, name: Option<&str>, protocol: &str) -> Option<Arc<Front>> {
+    let front = fronts.get(name?)?.now();
+    (front.listener.protocol.name() == protocol).then_some(front)
+}
