@@ -201,10 +201,11 @@ pub fn upgrade(control: Option<&Path>, UpgradeArgs { binary, limit }: &UpgradeAr
     let answer = client.ask(Ask::Upgrade { binary, limit: *limit })?;
     let within = answer.get("within").and_then(Value::as_u64).unwrap_or(0).saturating_add(BEYOND);
     client.stream.get_mut().set_read_timeout(Some(Duration::from_secs(within)))?;
-    let Upgraded { process, program, listeners, left, stay } = Upgraded::deserialize(client.answer()?)?;
+    let Upgraded { process, program, listeners, left, taken, stay } = Upgraded::deserialize(client.answer()?)?;
     println!("process {process} serves now, longsplice {program}");
     listeners.iter().for_each(|name| println!("handed over {name}"));
-    println!("spliced, and handed over: {left}\nstay with the old process: {stay}");
+    println!("spliced, and handed over: {left}\nnot spliced, and handed over: {taken}");
+    println!("stay with the old process: {stay}");
     Ok(ExitCode::SUCCESS)
 }
 

@@ -20,9 +20,10 @@ use crate::{
     memory, paths, socket_file, supervisor,
 };
 use longsplice_datapath::give_large_blocks_back;
-use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot};
+use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot, Tuple};
 use longsplice_proxy::{
-    AdminConfig, Config, ListenerConfig, Open, Prepared as Opened, Workers, config::Places, inherited::Inherited,
+    AdminConfig, Config, ListenerConfig, Open, Prepared as Opened, Server, Workers, config::Places, handed::Handed,
+    inherited::Inherited,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
@@ -148,14 +149,14 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Opens the engine with the kernel path; if that fails, without it, and logs the reason.
-fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
+/// Opens the engine with the kernel path; if that fails, without it, and logs the reason. `handed`: legs of another process.
+fn open(args: &RunArgs, config: &Config, handed: Vec<Tuple>) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
         return Ok(Splicer::copying_from(config.engine.sources.clone(), Refusal::Policy));
     }
     remove_leftovers();
-    let mut options = config.engine.clone();
+    let mut options = OpenOptions { handed, ..config.engine.clone() };
     if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
         tracing::warn!("{warning}");
     }
@@ -257,17 +258,21 @@ async fn serve(
             return Ok(ExitCode::SUCCESS);
         }
     };
+    let mut handed = Vec::new();
     if let Some(heir) = heir.clone() {
         let splices = !args.copy_only;
-        let taking = spawn_blocking(move || take_over(&heir, splices));
-        tokio::select! {
+        let named = |listener: &ListenerConfig| (listener.name.to_string(), listener.protocol.name().to_owned());
+        let listeners: Vec<_> = prepared.config().listeners.iter().map(named).collect();
+        let taking = spawn_blocking(move || take_over(&heir, &listeners, splices));
+        handed = tokio::select! {
             taken = taking => taken.map_err(io::Error::other)??,
             name = signals.until_told() => return Err(format!("{name}, before anything was handed over").into()),
-        }
+        };
         control.take_file(path);
         haproxy.take_file();
     }
-    let splicer = match open(args, prepared.config()) {
+    let legs = handed.iter().flat_map(|handed| handed.about.recorded()).collect();
+    let splicer = match open(args, prepared.config(), legs) {
         Err(why) if heir.is_some() => {
             tracing::error!(
                 "connections are copied, not spliced, because there is no other process to serve them: {why}"
@@ -276,6 +281,7 @@ async fn serve(
         }
         opened => opened?,
     };
+    handed.iter().filter_map(|handed| handed.about.flow()).for_each(|id| splicer.number_after(id));
     let server = match prepared.start(workers, splicer.clone()).await {
         Ok(server) => Arc::new(server),
         Err(e) => {
@@ -292,7 +298,10 @@ async fn serve(
     // Scripts wait for this line: everything is ready now.
     haproxy.announce();
     tracing::info!("control socket {}", path.display());
-    heir.into_iter().for_each(|heir| heir.serves());
+    if let Some(heir) = heir {
+        heir.serves();
+        take_connections(heir, handed, &server).await;
+    }
     supervisor::ready().await;
     let live = tokio::spawn(supervisor::live());
     let office = Office { control, admin, haproxy };
@@ -414,8 +423,8 @@ async fn replace(predecessor: &Predecessor, prepared: Prepared, asked: Asked) ->
         supervisor::replaced_by(process).await;
     }
     match &upgraded {
-        Ok(Upgraded { process, program, left, stay, .. }) => {
-            predecessor.server.events().handed_over(*process, program, *left, *stay);
+        Ok(Upgraded { process, program, left, taken, stay, .. }) => {
+            predecessor.server.events().handed_over(*process, program, (*left, *taken), *stay);
             tracing::info!("process {process} serves now; {stay} connections stay here until they end");
         }
         Err(failed) => tracing::error!("cannot upgrade: {failed}"),
@@ -438,13 +447,27 @@ async fn admin(of: &AdminConfig, offered: Option<TcpListener>) -> io::Result<Adm
     }
 }
 
-/// Checks the machine, and waits until the process that hands over has let go.
-fn take_over(heir: &Heir, splices: bool) -> Result<(), String> {
+/// Goes on with the connections of the process that has handed over, once that has said so.
+async fn take_connections(heir: Arc<Heir>, handed: Vec<Handed>, server: &Server) {
+    if handed.is_empty() {
+        return;
+    }
+    match spawn_blocking(move || heir.are_ours()).await.map_err(|e| e.to_string()).and_then(|ours| ours) {
+        Ok(()) => {
+            tracing::info!("{} connections go on here", handed.len());
+            server.go_on(handed);
+        }
+        Err(why) => tracing::error!("the connections of the process that has handed over are not taken: {why}"),
+    }
+}
+
+/// Checks the machine, and waits until the process that hands over has let go. Returns the connections that it hands over.
+fn take_over(heir: &Heir, listeners: &[(String, String)], splices: bool) -> Result<Vec<Handed>, String> {
     if splices && heir.splices() {
         heir.check_tables()?;
         doctor::attach_for_trial().map_err(|why| format!("this program cannot splice here: {why}"))?;
     }
-    heir.prepared()
+    heir.prepared(listeners, splices)
 }
 
 /// Ends all flows in the way that `ending` asks for.

@@ -1,9 +1,16 @@
 //! The side of the new process: it takes everything over from the one that has started it.
 
-use super::{LEAST, MOST_SOCKETS, Message, Of, Offer, Pair, VERSION, reason};
+use super::{CONNECTIONS, LEAST, MOST_IN_HAND_OF_ALL, MOST_SOCKETS, Message, Of, Offer, Pair, Takes, VERSION, reason};
 use longsplice_datapath::AbiId;
-use longsplice_proxy::inherited::Inherited;
-use nix::unistd::{dup2_stdin, getppid};
+use longsplice_proxy::{
+    handed::{About, Handed},
+    inherited::Inherited,
+};
+use nix::{
+    sys::resource::{Resource, getrlimit},
+    unistd::{dup2_stdin, getppid},
+};
+use serde::Deserialize;
 use std::{
     fs::File,
     io,
@@ -17,6 +24,11 @@ use std::{
 
 /// Time limit for the offer.
 const OFFER: Duration = Duration::from_secs(30);
+
+/// Most connections that are handed over: as many as have descriptors under the usual hard limit of a million.
+const MOST_CONNECTIONS: usize = 1 << 20;
+/// One descriptor in so many is for sockets that are handed over: others are for their servers, and for new clients.
+const FOR_HANDED: u64 = 2;
 
 /// Time after which a process that dies has left its children, once it has closed what it had.
 const DIES: Duration = Duration::from_secs(1);
@@ -66,7 +78,7 @@ impl Heir {
         };
         let mut offered = Offered::default();
         let refuse = |why: String| {
-            let _ = pair.say(&Message::Refused { why: reason(&why) }, None, LEAST); // it may be gone
+            let _ = pair.say(&Message::Refused { why: reason(&why) }, &[], LEAST); // it may be gone
             invalid(why)
         };
         if offer.version != VERSION {
@@ -79,7 +91,7 @@ impl Heir {
             return Err(refuse(format!("it offers {} sockets", offer.sockets)));
         }
         for _ in 0..offer.sockets {
-            match pair.hear(until)? {
+            match pair.hear(until)?.map(|(said, mut sockets)| (said, sockets.pop())) {
                 Some((Message::Socket(of), Some(socket))) => match of {
                     Of::Control => offered.control = Some(socket.into()),
                     Of::Admin => offered.admin = Some(socket.into()),
@@ -116,23 +128,69 @@ impl Heir {
         self.offer.tables.is_some()
     }
 
-    /// Says that nothing is left that can fail, and waits until the other process has let go, or has died.
-    pub fn prepared(&self) -> Result<(), String> {
+    /// Says that nothing is left that can fail, and waits until the other process has let go, or has died. Returns the connections
+    /// that come with that, for [`Heir::are_ours`]. `listeners`: names and protocols; `splices`: whether this process does.
+    pub fn prepared(&self, listeners: &[(String, String)], splices: bool) -> Result<Vec<Handed>, String> {
         let limit = Duration::from_secs(self.offer.within).max(OFFER);
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let _ = self.pair.say(&Message::Prepared { program }, None, limit); // if it is gone, that is heard
+        let takes = (self.offer.connections == CONNECTIONS).then(|| self.takes(splices));
+        // if it is gone, that is heard
+        for (name, protocol) in listeners.iter().filter(|_| takes.is_some()) {
+            let (name, protocol) = (name.clone(), protocol.clone());
+            let _ = self.pair.say(&Message::Listens { name, protocol }, &[], limit);
+        }
+        let _ = self.pair.say(&Message::Prepared { program, takes }, &[], limit);
         tracing::info!("prepared to take over");
-        match self.pair.hear(Instant::now() + limit) {
-            Ok(Some((Message::Commit, _))) => Ok(()),
-            Ok(Some((other, _))) => Err(format!("the process that hands over says {other:?}")),
-            Ok(None) if self.is_orphaned() => {
-                tracing::warn!(
-                    "the process that was to hand over has died: this one takes its place, and what it copied is lost"
-                );
-                Ok(())
+        let (mut all, mut bytes) = (Vec::new(), 0);
+        let until = Instant::now() + limit;
+        loop {
+            let (about, in_hand, sockets) = match self.pair.hear(until) {
+                Ok(Some((Message::Commit, _))) => return Ok(all),
+                Ok(Some((Message::Connection { about, in_hand }, sockets))) => (about, in_hand, sockets),
+                Ok(Some((other, _))) => return Err(format!("the process that hands over says {other:?}")),
+                Ok(None) => break,
+                Err(e) => return Err(format!("the process that hands over does not let go: {e}")),
+            };
+            bytes += in_hand.iter().map(|n| n.min(&MOST_IN_HAND_OF_ALL)).sum::<usize>();
+            let known: Option<About> = About::deserialize(*about).ok().filter(|about| about.sockets() == sockets.len());
+            let (Some(about), Some(_)) = (known, takes.filter(|_| bytes <= MOST_IN_HAND_OF_ALL)) else {
+                return Err("the process that hands over says of a connection what is not understood".into());
+            };
+            if all.len() >= MOST_CONNECTIONS {
+                return Err("the process that hands over has too many connections".into());
             }
-            Ok(None) => Err("the process that hands over has given up".into()),
-            Err(e) => Err(format!("the process that hands over does not let go: {e}")),
+            let [up, down] = in_hand.map(|n| self.pair.receive_all(n, until));
+            match (up, down) {
+                (Ok(Some(up)), Ok(Some(down))) => {
+                    all.push(Handed { about, sockets, in_hand: [up.into(), down.into()] });
+                }
+                (Ok(_), Ok(_)) => break,
+                (Err(e), _) | (_, Err(e)) => return Err(format!("the process that hands over stops short: {e}")),
+            }
+        }
+        if !self.is_orphaned() {
+            return Err("the process that hands over has given up".into());
+        }
+        tracing::warn!(
+            "the process that was to hand over has died: this one takes its place, and what it copied is lost"
+        );
+        Ok(all)
+    }
+
+    /// Returns which connections this process takes.
+    fn takes(&self, splices: bool) -> Takes {
+        let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        let sockets = usize::try_from(limit / FOR_HANDED).unwrap_or(usize::MAX).min(MOST_CONNECTIONS);
+        Takes { version: CONNECTIONS, sockets, splices }
+    }
+
+    /// Waits until the process that has handed over says that its connections are this one's now. If it has died, they are, too.
+    pub fn are_ours(&self) -> Result<(), String> {
+        match self.pair.hear(Instant::now() + Duration::from_secs(self.offer.within)) {
+            Ok(Some((Message::Yours, _))) => Ok(()),
+            Ok(None) if self.is_orphaned() => Ok(()),
+            Ok(said) => Err(format!("it says {:?}", said.map(|(said, _)| said))),
+            Err(e) => Err(e.to_string()),
         }
     }
 
@@ -153,7 +211,7 @@ impl Heir {
     pub fn serves(&self) {
         self.serves.store(true, Relaxed);
         let limit = Duration::from_secs(self.offer.within);
-        if let Err(error) = self.pair.say(&Message::Serving, None, limit) {
+        if let Err(error) = self.pair.say(&Message::Serving, &[], limit) {
             tracing::warn!("cannot tell the process that has handed over that this one serves: {error}");
         }
     }
@@ -161,7 +219,7 @@ impl Heir {
     /// Says why this process does not serve, unless it does.
     pub fn refuse(&self, why: &str) {
         if !self.serves.load(Relaxed) {
-            let _ = self.pair.say(&Message::Refused { why: reason(why) }, None, OFFER); // it may be gone
+            let _ = self.pair.say(&Message::Refused { why: reason(why) }, &[], OFFER); // it may be gone
         }
     }
 }

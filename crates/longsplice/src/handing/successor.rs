@@ -1,11 +1,17 @@
 //! The side of the running process: it starts another one, and hands everything over.
 
-use super::{MOST_SOCKETS, Message, Of, Offer, Pair, VERSION};
+use super::{
+    CONNECTIONS, LONGEST, MOST_IN_HAND, MOST_IN_HAND_OF_ALL, MOST_SOCKETS, Message, Of, Offer, Pair, Takes, VERSION,
+};
 use longsplice_datapath::AbiId;
 use longsplice_engine::{HandedOver, Splicer};
-use longsplice_proxy::Server;
+use longsplice_proxy::{
+    Server,
+    handed::{Handed, Wanted},
+};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::HashMap,
     env,
     ffi::OsString,
     fmt, io,
@@ -62,6 +68,9 @@ pub struct Upgraded {
     pub listeners: Vec<String>,
     /// Number of flows that the kernel forwards.
     pub left: usize,
+    /// Number of other connections that go on in it.
+    #[serde(default)]
+    pub taken: usize,
     /// Number of connections that stay with this process until they end.
     pub stay: u64,
 }
@@ -118,19 +127,27 @@ impl Predecessor {
     /// Hands everything over. If the new process fails now, the program of this one is started once more, and takes over.
     pub async fn finish(&self, Prepared { new, sockets, limit }: Prepared) -> Result<Upgraded, Failed> {
         self.server.leave_doors().await;
+        let connections = match &new.wanted {
+            Some(wanted) => self.server.hand_on(wanted.clone()).await,
+            None => Vec::new(),
+        };
+        self.server.stop_accepting();
         let handed = self.splicer.let_go().await;
-        let why = match self.commit(new, &sockets, handed, limit).await {
+        let (why, connections) = match self.commit(new, &sockets, (handed, connections), limit).await {
             Ok(upgraded) => return Ok(upgraded),
-            Err(why) => why,
+            Err(failed) => failed,
         };
         tracing::error!("cannot hand over: the program that ran is started anew: {why}");
         let again = match self.start(Path::new(ITSELF), &sockets, limit).await {
-            Ok(new) => self.commit(new, &sockets, handed, limit).await,
-            Err(why) => Err(why),
+            Ok(new) => self.commit(new, &sockets, (handed, connections), limit).await,
+            Err(why) => Err((why, connections)),
         };
         Err(match again {
             Ok(upgraded) => Failed { why, restarted: Some(upgraded.process) },
-            Err(again) => Failed { why: format!("{why}; nor can the program that ran: {again}"), restarted: None },
+            Err((again, connections)) => {
+                self.server.go_on(connections); // they end as all others do
+                Failed { why: format!("{why}; nor can the program that ran: {again}"), restarted: None }
+            }
         })
     }
 
@@ -146,22 +163,61 @@ impl Predecessor {
             control,
             sockets: sockets.0.len(),
             within: limit.as_secs(),
+            connections: CONNECTIONS,
         };
         spawn_blocking(move || Successor::start(&binary, offer, &sockets, limit)).await.map_err(|e| e.to_string())?
     }
 
+    /// Lets the new process serve, and go on with these connections. If it fails, they are returned.
     async fn commit(
         &self,
         new: Successor,
         sockets: &Sockets,
-        HandedOver { left, .. }: HandedOver,
+        (HandedOver { left, .. }, mut connections): (HandedOver, Vec<Handed>),
         limit: Duration,
-    ) -> Result<Upgraded, String> {
+    ) -> Result<Upgraded, (String, Vec<Handed>)> {
         let (process, program) = (new.child.0.as_ref().map_or(0, Child::id), new.program.clone());
-        spawn_blocking(move || new.commit(limit)).await.map_err(|e| e.to_string())??;
+        // one that was started in place of another may want fewer
+        let stay = select(&mut connections, new.wanted.as_ref());
+        let taken = connections.len();
+        let connections = Arc::new(connections);
+        let of_new = connections.clone();
+        let committed = spawn_blocking(move || new.commit(&of_new, limit)).await;
+        let committed = committed.map_err(|e| e.to_string()).and_then(|committed| committed);
+        // whoever has sent them has ended
+        let mut connections = Arc::into_inner(connections).unwrap_or_default();
+        if let Err(why) = committed {
+            connections.extend(stay);
+            return Err((why, connections));
+        }
+        drop(connections);
+        self.server.go_on(stay);
         let stay = self.server.counters().live;
-        Ok(Upgraded { process, program, listeners: sockets.names(), left, stay })
+        Ok(Upgraded { process, program, listeners: sockets.names(), left, taken, stay })
     }
+}
+
+/// Leaves those connections that a new process takes, and returns the others.
+fn select(connections: &mut Vec<Handed>, wanted: Option<&Wanted>) -> Vec<Handed> {
+    let (mut sockets, mut bytes) = (wanted.map_or(0, |wanted| wanted.sockets), MOST_IN_HAND_OF_ALL);
+    let mut fits = |handed: &mut Handed| {
+        let [up, down] = handed.in_hand.each_ref().map(|bytes| bytes.len());
+        let takes = wanted.is_some_and(|wanted| handed.about.is_wanted(wanted)) && handed.about.sockets() <= sockets;
+        let fits = takes && up.max(down) <= MOST_IN_HAND && up + down <= bytes && message(handed).is_some();
+        if fits {
+            (sockets, bytes) = (sockets - handed.about.sockets(), bytes - up - down);
+        }
+        fits
+    };
+    connections.extract_if(.., |handed| !fits(handed)).collect()
+}
+
+/// Returns what is said of a connection, unless that is too long.
+fn message(handed: &Handed) -> Option<Message> {
+    let about = serde_json::to_value(&handed.about).ok()?;
+    let in_hand = handed.in_hand.each_ref().map(|bytes| bytes.len());
+    let message = Message::Connection { about: Box::new(about), in_hand };
+    serde_json::to_vec(&message).is_ok_and(|text| text.len() <= LONGEST).then_some(message)
 }
 
 /// A new process that waits, and what it was offered.
@@ -195,6 +251,8 @@ struct Successor {
     child: Started,
     pair: Pair,
     program: String,
+    /// Which connections it takes, if it takes any.
+    wanted: Option<Wanted>,
 }
 
 /// Kills the process when it is dropped, unless it was taken out.
@@ -244,36 +302,68 @@ impl Successor {
         }
         let child = command.spawn().map_err(|e| format!("cannot start {}: {e}", binary.display()))?;
         drop(command); // its end of the pair
-        let mut new = Successor { child: Started(Some(child)), pair, program: String::new() };
+        let mut new = Successor { child: Started(Some(child)), pair, program: String::new(), wanted: None };
         offer.sockets = sockets.len();
-        let said = new.pair.say(&Message::Offer(offer), None, limit).and_then(|()| {
+        let said = new.pair.say(&Message::Offer(offer), &[], limit).and_then(|()| {
             let say = |(of, socket): &(Of, OwnedFd)| {
                 let left = until.saturating_duration_since(Instant::now());
-                new.pair.say(&Message::Socket(of.clone()), Some(socket.as_fd()), left)
+                new.pair.say(&Message::Socket(of.clone()), &[socket.as_fd()], left)
             };
             sockets.iter().try_for_each(say)
         });
         // One that has given up says why, which is still to be heard.
-        match new.hear(until)? {
-            Message::Prepared { program } => new.program = program,
-            other => return Err(format!("the new program says what was not asked: {other:?}")),
-        }
+        let mut listeners = HashMap::new();
+        let takes = loop {
+            match new.hear(until)? {
+                Message::Listens { name, protocol } if listeners.len() < MOST_SOCKETS => {
+                    listeners.insert(name, protocol);
+                }
+                Message::Prepared { program, takes } => {
+                    new.program = program;
+                    break takes;
+                }
+                other => return Err(format!("the new program says what was not asked: {other:?}")),
+            }
+        };
+        new.wanted = takes.filter(|takes| takes.version == CONNECTIONS).map(|Takes { sockets, splices, .. }| Wanted {
+            listeners,
+            sockets,
+            splices,
+        });
         said.map_err(|e| format!("the new program does not listen: {e}"))?;
         Ok(new)
     }
 
-    /// Lets it serve.
-    fn commit(mut self, limit: Duration) -> Result<(), String> {
+    /// Lets it serve, and go on with these connections.
+    fn commit(mut self, connections: &[Handed], limit: Duration) -> Result<(), String> {
         let until = Instant::now() + limit;
-        self.pair.say(&Message::Commit, None, limit).map_err(|e| format!("the new program does not listen: {e}"))?;
+        let deaf = |e: io::Error| format!("the new program does not listen: {e}");
+        // One that has given up says why, which is still to be heard.
+        let said = connections.iter().try_for_each(|handed| self.send(handed, until));
+        let left = until.saturating_duration_since(Instant::now());
+        let said = said.and_then(|()| self.pair.say(&Message::Commit, &[], left));
+        if let Err(e) = said {
+            return Err(self.hear(Instant::now() + ENDS).map_or_else(|why| why, |_| deaf(e)));
+        }
         match self.hear(until)? {
             Message::Serving => {}
             other => return Err(format!("the new program says what was not asked: {other:?}")),
+        }
+        if !connections.is_empty() {
+            self.pair.say(&Message::Yours, &[], limit).map_err(deaf)?;
         }
         let Some(mut child) = self.child.0.take() else { return Ok(()) };
         // It is waited for as long as this process is there. Without a thread, the rest of it stays until then.
         let _ = thread::Builder::new().name("successor".into()).spawn(move || child.wait());
         Ok(())
+    }
+
+    /// Sends a connection.
+    fn send(&self, handed: &Handed, until: Instant) -> io::Result<()> {
+        let message = message(handed).ok_or(io::ErrorKind::InvalidData)?;
+        let sockets: Vec<_> = handed.sockets.iter().map(AsFd::as_fd).collect();
+        self.pair.say(&message, &sockets, until.saturating_duration_since(Instant::now()))?;
+        handed.in_hand.iter().try_for_each(|bytes| self.pair.send_all(bytes, until))
     }
 
     /// Waits for what it says, and for its end.
