@@ -19,6 +19,7 @@ mod ftp_hostile;
 mod ftp_servers;
 mod ftp_talk;
 mod grind;
+mod handed;
 mod haproxy_socket;
 mod http;
 mod http_bodies;
