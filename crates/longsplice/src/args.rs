@@ -127,7 +127,7 @@ pub enum Command {
     ///
     /// The running process starts the new one with its own arguments. The new one checks configuration and machine, and takes over
     /// the listening sockets with the clients that wait there, the control socket, all spliced connections, those that are copied,
-    /// and clients between two requests. No client is refused. If anything fails before that, the running process goes on as if
+    /// caches, and clients between two requests. No client is refused. If anything fails before that, the running process goes on as if
     /// nothing had happened, and the exit status is 1. What is in the midst of something stays with the old process, such as a request
     /// until it is answered. That process ends after the last of them, or after `--hand-over-limit`. docs/operating.md says more.
     Upgrade(UpgradeArgs),

@@ -122,6 +122,9 @@ struct Offer {
     /// Version of what it says of connections; 0: nothing.
     #[serde(default)]
     connections: u32,
+    /// Directories of caches that are free after `commit`.
+    #[serde(default)]
+    caches: Vec<PathBuf>,
 }
 
 /// What a socket is for.

@@ -61,7 +61,7 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     }
     let (heir, mut offered) = Heir::begin()?;
     let heir = Arc::new(heir);
-    let inherited = offered.inherited()?;
+    let inherited = offered.inherited()?.with_caches(heir.caches());
     let outcome = begin(args, control, (inherited, Some((heir.clone(), offered))));
     outcome.as_ref().err().into_iter().for_each(|why| heir.refuse(&why.to_string()));
     outcome

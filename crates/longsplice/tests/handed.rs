@@ -9,7 +9,10 @@ use longsplice_lab::{
     Family, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::socket::{setsockopt, sockopt},
+};
 use serde_json::Value;
 use std::{
     fs,
@@ -17,6 +20,10 @@ use std::{
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     thread,
 };
 use tempfile::TempDir;
@@ -28,15 +35,20 @@ const PATIENT: &str = "limits = { handshake = 600, keep_alive = 600 }";
 const ECHO: u16 = 7030;
 const WEB: u16 = 7031;
 
-/// Answers requests with their number on the connection, each in a body of its length.
-fn web(listener: TcpListener) {
+/// Answers requests with a body of the length that they ask for. Returns the number of requests.
+fn web(listener: TcpListener) -> Arc<AtomicU64> {
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
     thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
+            let count = count.clone();
             thread::spawn(move || {
                 let mut from = BufReader::new(stream.try_clone().unwrap());
                 while let Some(path) = head(&mut from) {
                     let body = vec![b'x'; path.trim_start_matches('/').parse().unwrap()];
-                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                    count.fetch_add(1, Relaxed);
+                    let fields = format!("Cache-Control: max-age=1000\r\nContent-Length: {}\r\n", body.len());
+                    let answer = format!("HTTP/1.1 200 OK\r\n{fields}\r\n");
                     if stream.write_all(answer.as_bytes()).and_then(|()| stream.write_all(&body)).is_err() {
                         return;
                     }
@@ -44,6 +56,7 @@ fn web(listener: TcpListener) {
             });
         }
     });
+    asked
 }
 
 /// Reads a head. Returns the second word of its first line, or `None` at the end of the stream.
@@ -245,6 +258,68 @@ fn a_new_program_that_fails_leaves_all_connections_as_they_were() {
         go_on();
     }
     assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    let (last, earlier) = proxies.others.split_last().unwrap();
+    earlier.iter().for_each(|number| gone(*number));
+    assert!(Path::new(&format!("/proc/{last}")).exists());
+    proxies.stop();
+}
+
+/// Only one process has the directory of a cache: the next one finds what is stored there, and stores more. Debian package: python3.
+#[test]
+#[ignore = "root"]
+fn caches_go_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let servers = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pool = format!("[pool.web]\nservers = [\"{}\"]\n", servers.local_addr().unwrap());
+    let asked = web(servers);
+    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let cache =
+        format!("cache = {{ dir = \"{}\", size = 1000000, object = 500000 }}", dir.path().join("cache").display());
+    let route = "route = [{ pool = \"web\" }]";
+    let site = listener("http", &at.to_string(), &format!("{route}\n{PATIENT}\n{cache}"));
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, site + &pool).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let mut proxies = Dynasty::of(Running::start(Command::new(LONGSPLICE), None, &arguments, &[]));
+    // one that has begun stays, and is served without the cache in the end
+    let mut begun = connect(at);
+    begun.write_all(b"GET /1000 HTTP/1.1\r\n").unwrap();
+    let fetches = |length: usize| {
+        let before = asked.load(Relaxed);
+        get(&mut connect(at), length);
+        asked.load(Relaxed) - before
+    };
+    let until_stored = |length| eventually("it is stored", || (fetches(length) == 0).then_some(()));
+    until_stored(1000);
+    eventually("it is read", || (unread(at, begun.local_addr().unwrap()) == Some(0)).then_some(()));
+    for n in 1..3 {
+        proxies.upgrade(&[]);
+        assert_eq!((1..=n).map(|n| fetches(1000 * n)).sum::<u64>(), 0, "{}", proxies.first.messages());
+        assert_eq!(fetches(1000 * (n + 1)), 1);
+        until_stored(1000 * (n + 1));
+    }
+    begun.write_all(b"Host: a.example\r\n\r\n").unwrap();
+    let mut all = Vec::new();
+    begun.read_to_end(&mut all).unwrap();
+    assert!(all.starts_with(b"HTTP/1.1 200") && all.ends_with(&[b'x'; 1000]), "{}", all.len());
+    // a program that dies when it was let in, and another one that only would not have the cache
+    let let_in = "say(prepared)\nwhile hear()['say'] != 'commit': pass\ndie()";
+    let player = player(&dir, "player", "[]", let_in);
+    let why = proxies.first.client_error(&["upgrade", "--limit", "3", "--binary", &player]);
+    let number =
+        why.split("as process ").nth(1).and_then(|rest| rest.split_once(':')).unwrap_or_else(|| panic!("{why}"));
+    proxies.others.push(number.0.parse().unwrap());
+    assert_eq!((1..4).map(|n| fetches(1000 * n)).sum::<u64>(), 0, "{}", proxies.first.messages());
+    // in use by somebody else: the upgrade is refused, and all stays as it is
+    let another = tempfile::tempdir().unwrap();
+    let foreign = fs::File::create(another.path().join("lock")).unwrap();
+    let _held = Flock::lock(foreign, FlockArg::LockExclusiveNonblock).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
+    let here = dir.path().join("cache").display().to_string();
+    fs::write(&file, text.replace(&here, &another.path().display().to_string())).unwrap();
+    let why = proxies.first.client_error(&["upgrade"]);
+    assert!(why.contains("another program has its cache there") && why.contains("everything stays"), "{why}");
+    assert_eq!(fetches(1000), 0);
     let (last, earlier) = proxies.others.split_last().unwrap();
     earlier.iter().for_each(|number| gone(*number));
     assert!(Path::new(&format!("/proc/{last}")).exists());

@@ -29,7 +29,10 @@ use longsplice_proxy::{
     config::{CacheConfig, Http},
     counters::cache::{CacheValues, Counts},
 };
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use policy::{Fit, digest};
 pub(crate) use policy::{Meta, Question};
 pub(crate) use range::Part;
@@ -53,6 +56,9 @@ use writer::Writer;
 const WAITING: usize = 64 << 20;
 /// Number of replies stored at the same time; each takes a descriptor and a block of memory.
 const FILLS: usize = 256;
+/// Files of a process get numbers so far above those that were there: the one before may have given higher ones to replies that it
+/// did not finish.
+const APART: u64 = 1 << 32;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -89,8 +95,8 @@ struct CacheInner {
     counts: Counts,
     /// Held for writing while the head of a file is rewritten, so that no reader sees half of it.
     heads: RwLock<()>,
-    /// Lock of the directory, held until the last user of this state is gone.
-    _lock: Flock<File>,
+    /// Lock of the directory, held until the last user of this state is gone, unless another process has it.
+    lock: Mutex<Option<Flock<File>>>,
     /// Dropped last: once it is gone, the lock is free. A count of this state's users would be none before that.
     there: Arc<()>,
 }
@@ -103,7 +109,23 @@ struct Contents {
     writing: u64,
     /// The last number given to a file and its tap.
     next: u64,
+    /// Another process has the directory now. The index only says what has to be removed.
+    left: bool,
+    /// What was seen of the directory before it was this cache's.
+    seen: Seen,
 }
+
+/// What a file was known to hold before the directory was this cache's: its size and time, and what the index needs.
+#[derive(Debug, Clone, Copy)]
+struct Glimpse {
+    is: (u64, Option<SystemTime>),
+    size: u64,
+    key: Key,
+    marks: (u64, Labels),
+}
+
+/// What was seen of a directory, by the numbers of its files.
+type Seen = HashMap<u64, Glimpse>;
 
 /// A reply that is being stored.
 #[derive(Debug)]
@@ -143,32 +165,79 @@ impl Cache {
     /// Creates the directory if it is missing, accessible to its owner only, and builds the index of its contents.
     pub fn open(config: &CacheConfig) -> io::Result<Cache> {
         let (cache, reader) = Cache::prepare(config)?;
-        let writer = Writer::new(cache.shared.clone());
-        thread::Builder::new().name("cache".into()).spawn(move || writer.run(&reader))?;
+        cache.begin(Duration::ZERO)?;
+        cache.write_from(reader)?;
         Ok(cache)
     }
 
+    /// The same for a directory that another process still has. It is looked at, and neither used nor changed before
+    /// [`Cache::begin`].
+    pub fn open_later(config: &CacheConfig) -> io::Result<Cache> {
+        let (cache, reader) = Cache::prepare(config)?;
+        let seen = cache.shared.survey(&Seen::new(), false)?;
+        cache.shared.state().seen = seen;
+        cache.write_from(reader)?;
+        Ok(cache)
+    }
+
+    fn write_from(&self, reader: TapReader) -> io::Result<()> {
+        let writer = Writer::new(self.shared.clone());
+        thread::Builder::new().name("cache".into()).spawn(move || writer.run(&reader)).map(drop)
+    }
+
     fn prepare(config: &CacheConfig) -> io::Result<(Cache, TapReader)> {
-        let dir = &config.dir;
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(dir.join("lock"))?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
-            nix::errno::Errno::EWOULDBLOCK => io::Error::other("another program has its cache there"),
-            e => e.into(),
-        })?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&config.dir)?;
         let shared = Arc::new(CacheInner {
-            dir: dir.clone(),
+            dir: config.dir.clone(),
             config: RwLock::new(Arc::new(config.clone())),
             state: Mutex::default(),
             turns: Turns::default(),
             counts: Default::default(),
             heads: RwLock::default(),
-            _lock: lock,
+            lock: Mutex::default(),
             there: Arc::default(),
         });
-        shared.learn()?;
+        shared.state().left = true;
         let (taps, reader) = Taps::new(WAITING);
         Ok((Cache { taps, shared }, reader))
+    }
+
+    /// Takes the directory, unless this has it. Waits for another process to leave it, for `limit` at most. Blocks the thread.
+    pub fn begin(&self, limit: Duration) -> io::Result<()> {
+        if !self.shared.state().left {
+            return Ok(());
+        }
+        let end = Instant::now() + limit;
+        let open = || {
+            let path = self.shared.dir.join("lock");
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+        };
+        let mut tried = Flock::lock(open()?, FlockArg::LockExclusiveNonblock);
+        while let Err((_, Errno::EWOULDBLOCK)) = tried
+            && Instant::now() < end
+        {
+            thread::sleep(Duration::from_millis(5));
+            tried = Flock::lock(open()?, FlockArg::LockExclusiveNonblock);
+        }
+        let lock = tried.map_err(|(_, e)| match e {
+            Errno::EWOULDBLOCK => io::Error::other("another program has its cache there"),
+            e => e.into(),
+        })?;
+        *self.shared.lock.lock().expect("nothing panics under this lock") = Some(lock);
+        let seen = std::mem::take(&mut self.shared.state().seen);
+        self.shared.learn(&seen)
+    }
+
+    /// Leaves the directory to another process: from now on nothing is found or stored here, and what is being stored is not
+    /// finished. What requests invalidate is removed for the other process, too, as far as it was stored before.
+    pub fn leave(&self) {
+        {
+            let mut state = self.shared.state();
+            state.left = true;
+            state.fills.values_mut().for_each(|filling| filling.stale = true);
+        }
+        drop(self.shared.heads.write().expect("nothing panics under this lock")); // one that is being rewritten is whole now
+        self.shared.lock.lock().expect("nothing panics under this lock").take();
     }
 
     pub fn leaving(&self) -> Leaving {
@@ -225,6 +294,9 @@ impl Cache {
         }
         let mut state = self.shared.state();
         let key = key(&meta.url);
+        if state.left {
+            return None;
+        }
         if state.fills.len() >= FILLS || state.fills.values().any(|f| f.key == key) {
             self.count(Count::Busy);
             return None;
@@ -358,42 +430,66 @@ impl CacheInner {
     fn damaged(&self, key: Key, file: u64, error: &io::Error) {
         let mut state = self.state();
         // the file may have been evicted in the meantime
-        if state.index.files(key).contains(&file) {
+        if !state.index.files(key).contains(&file) {
+        } else if error.kind() == io::ErrorKind::NotFound {
+            // the process before had a request that invalidates it
+            self.remove(&mut state, key, file, Count::Invalidated);
+        } else {
             tracing::warn!("{} is damaged, and removed: {error}", self.entry(file).display());
             self.remove(&mut state, key, file, Count::Damaged);
         }
     }
 
-    /// Builds the index from the directory. Files with unknown names are left alone.
-    fn learn(&self) -> io::Result<()> {
-        let mut found = Vec::new();
-        for file in fs::read_dir(&self.dir)? {
-            let path = file?.path();
-            let number = path.file_stem().and_then(|s| s.to_str()).filter(|s| s.len() == 16);
-            let number = number.and_then(|s| u64::from_str_radix(s, 16).ok()).filter(|n| *n < u64::MAX / 2);
-            let Some(number) = number else { continue };
-            match path.extension().and_then(|e| e.to_str()) {
-                Some("tmp") => CacheInner::unlink(&path),
-                Some("entry") => match Stored::open(&path) {
-                    Ok(stored) => found.push((number, stored.size, key(&stored.meta.url), marks(&stored.meta))),
-                    Err(error) => {
-                        tracing::warn!("{} is damaged, and removed: {error}", path.display());
-                        CacheInner::unlink(&path);
-                        self.count(Count::Damaged);
-                    }
-                },
-                _ => {}
-            }
-        }
-        found.sort_unstable(); // oldest first: numbers grow
+    /// Builds the index from the directory. `seen`: what is not read again, unless it has changed.
+    fn learn(&self, seen: &Seen) -> io::Result<()> {
+        let mut found: Vec<_> = self.survey(seen, true)?.into_iter().collect();
+        found.sort_unstable_by_key(|(number, _)| *number); // oldest first: numbers grow
         let mut state = self.state();
-        for (number, size, key, marks) in found {
+        for (number, Glimpse { size, key, marks, .. }) in found {
             state.next = number;
             let gone = state.index.add(key, number, size, marks);
             gone.iter().for_each(|file| CacheInner::unlink(&self.entry(*file)));
         }
+        state.next += APART;
+        state.left = false;
         self.make_room(&mut state);
         Ok(())
+    }
+
+    /// Looks at the files of the directory. Those with unknown names are left alone, and unless the directory is `ours`, so are all.
+    fn survey(&self, seen: &Seen, ours: bool) -> io::Result<Seen> {
+        let mut found = Seen::new();
+        for file in fs::read_dir(&self.dir)? {
+            let file = file?;
+            let path = file.path();
+            let number = path.file_stem().and_then(|s| s.to_str()).filter(|s| s.len() == 16);
+            let number = number.and_then(|s| u64::from_str_radix(s, 16).ok()).filter(|n| *n < u64::MAX / 2);
+            let Some(number) = number else { continue };
+            match path.extension().and_then(|e| e.to_str()) {
+                Some("tmp") if ours => CacheInner::unlink(&path),
+                Some("entry") => {
+                    let is = file.metadata().map_or((0, None), |is| (is.len(), is.modified().ok()));
+                    let glimpse = match seen.get(&number).filter(|seen| seen.is == is) {
+                        Some(seen) => Ok(*seen),
+                        None => Stored::open(&path).map(|Stored { size, meta, .. }| {
+                            let (key, marks) = (key(&meta.url), marks(&meta));
+                            Glimpse { is, size, key, marks }
+                        }),
+                    };
+                    match glimpse {
+                        Ok(glimpse) => drop(found.insert(number, glimpse)),
+                        Err(error) if ours => {
+                            tracing::warn!("{} is damaged, and removed: {error}", path.display());
+                            CacheInner::unlink(&path);
+                            self.count(Count::Damaged);
+                        }
+                        Err(_) => {} // it is looked at again
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
     }
 
     /// Evicts replies until the total size is within the limit. False: nothing is left to evict.
@@ -409,7 +505,10 @@ impl CacheInner {
 
     fn look(&self, question: &Question, filter: &str) -> Option<Found> {
         let key = key(&question.url);
-        let files = self.state().index.files(key);
+        let files = {
+            let state = self.state();
+            if state.left { Vec::new() } else { state.index.files(key) }
+        };
         for file in files {
             let stored = {
                 let _whole = self.heads.read().expect("nothing panics under this lock");
@@ -437,6 +536,9 @@ impl CacheInner {
             return self.remove(&mut self.state(), key, file, Count::Invalidated);
         }
         let _alone = self.heads.write().expect("nothing panics under this lock");
+        if self.state().left {
+            return;
+        }
         let path = self.entry(file);
         match Stored::open(&path).and_then(|stored| stored.rewrite(&path, meta)) {
             Ok(size) => self.state().index.touch(key, file, size),

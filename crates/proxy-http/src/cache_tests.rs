@@ -27,6 +27,7 @@ impl Scene {
 
     fn with(dir: tempfile::TempDir, size: u64) -> Scene {
         let (cache, reader) = Cache::prepare(&config(dir.path(), size)).unwrap();
+        cache.begin(Duration::ZERO).unwrap();
         let writer = writer::Writer::new(cache.shared.clone());
         Scene { dir, cache: Arc::new(cache), writer, _reader: reader }
     }
@@ -281,7 +282,7 @@ fn a_cache_that_has_left_holds_no_lock() {
         while !leaving.is_over() {
             std::hint::spin_loop();
         }
-        Cache::prepare(&config(dir.path(), 4 << 20)).unwrap();
+        Cache::open(&config(dir.path(), 4 << 20)).unwrap();
         end.join().unwrap();
     }
 }

@@ -11,6 +11,7 @@ use longsplice_proxy::{
     Config, CounterValues, Handler, ListenerConfig, Protocol, Purge, Purged, Service, StartError,
     context::{Front, Live, ServerContext},
     counters::cache::CacheValues,
+    inherited::Inherited,
     pool::Pools,
 };
 use std::{
@@ -39,14 +40,14 @@ struct Http {
 }
 
 /// Opens the caches of the configuration. Fails if a cache cannot be had.
-pub fn open(config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError> {
+pub fn open(config: &Config, pools: &Pools, inherited: &Inherited) -> Result<Arc<dyn Service>, StartError> {
     let none = Http { pools: Arc::default(), caches: HashMap::new(), all: Arc::default() };
-    Ok(Arc::new(none.opened(config, pools)?))
+    Ok(Arc::new(none.opened(config, pools, inherited)?))
 }
 
 impl Http {
     /// Returns what this configuration needs. What is there already, and the same, is used again.
-    fn opened(&self, config: &Config, pools: &Pools) -> Result<Http, StartError> {
+    fn opened(&self, config: &Config, pools: &Pools, inherited: &Inherited) -> Result<Http, StartError> {
         let (mut caches, mut all) = (HashMap::new(), self.all.lock().unwrap_or_else(PoisonError::into_inner));
         all.retain(|_, (_, leaving)| !leaving.is_over());
         for config in config.listeners.iter().filter_map(ListenerConfig::cache) {
@@ -54,7 +55,8 @@ impl Http {
                 // one that no listener has had for a while may still have connections, and only one can have the directory
                 let open = || {
                     all.get(&config.dir).into_iter().for_each(|(_, leaving)| leaving.wait(LEAVES_WITHIN));
-                    let opened = Cache::open(config).map(Arc::new);
+                    let later = inherited.leaves(&config.dir);
+                    let opened = if later { Cache::open_later(config) } else { Cache::open(config) }.map(Arc::new);
                     opened.map_err(|source| StartError::Cache { dir: config.dir.clone(), source })
                 };
                 let cache = all.get(&config.dir).and_then(|(cache, _)| cache.upgrade()).map_or_else(open, Ok)?;
@@ -88,7 +90,18 @@ impl Service for Http {
     }
 
     fn reopen(&self, config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError> {
-        Ok(Arc::new(self.opened(config, pools)?))
+        Ok(Arc::new(self.opened(config, pools, &Inherited::default())?))
+    }
+
+    fn begin(&self) -> Result<(), StartError> {
+        let begin = |(dir, cache): (&PathBuf, &Arc<Cache>)| {
+            cache.begin(LEAVES_WITHIN).map_err(|source| StartError::Cache { dir: dir.clone(), source })
+        };
+        self.caches.iter().try_for_each(begin)
+    }
+
+    fn leave(&self) {
+        self.caches.values().for_each(|cache| cache.leave());
     }
 
     fn take_effect(&self, config: &Config) {

@@ -86,6 +86,14 @@ pub trait Service: Send + Sync {
     /// connections now goes on as it is.
     fn reopen(&self, config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError>;
 
+    /// Takes what another process had when this was opened, and leaves. Blocks until then, for some seconds at most.
+    fn begin(&self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    /// Leaves to another process what only one can have. Connections are served without it.
+    fn leave(&self) {}
+
     /// Puts settings of this configuration in force that concern what was open before, too.
     fn take_effect(&self, _config: &Config) {}
 

@@ -6,6 +6,7 @@ use longsplice_engine::BoundSocket;
 use std::{
     io,
     net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
@@ -16,6 +17,8 @@ pub struct Inherited {
     kept: Vec<(SocketAddr, TcpListener)>,
     /// Each until a listener takes it, or all have what they need.
     handed: Mutex<Vec<Handed>>,
+    /// Directories of caches that the earlier process leaves before this one serves.
+    left: Vec<PathBuf>,
 }
 
 /// A socket of the listener with this name.
@@ -46,6 +49,18 @@ impl Inherited {
         let handed = |(name, socket): (String, TcpListener)| Ok(Handed { name, at: socket.local_addr()?, socket });
         let handed = sockets.into_iter().map(handed).collect::<io::Result<_>>()?;
         Ok(Inherited { handed: Mutex::new(handed), ..self })
+    }
+
+    /// Says which directories of caches an earlier process still has, and leaves before this one serves.
+    #[must_use]
+    pub fn with_caches(self, left: Vec<PathBuf>) -> Inherited {
+        Inherited { left, ..self }
+    }
+
+    /// Returns whether an earlier process leaves this directory of a cache.
+    pub fn leaves(&self, dir: &Path) -> bool {
+        let whole = |dir: &Path| dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+        self.left.iter().any(|left| whole(left) == whole(dir))
     }
 
     /// Returns the addresses of a supervisor's sockets at which no listener of the configuration listens.

@@ -43,6 +43,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     net::{SocketAddr, TcpListener},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -90,8 +91,9 @@ struct State {
     tended: Vec<JoinHandle<()>>,
 }
 
-/// Opens a protocol of another crate, for those of its listeners that the configuration has.
-pub type Open = fn(&Config, &Pools) -> Result<Arc<dyn Service>, StartError>;
+/// Opens a protocol of another crate, for those of its listeners that the configuration has. What another process still has is left
+/// for [`Service::begin`].
+pub type Open = fn(&Config, &Pools, &Inherited) -> Result<Arc<dyn Service>, StartError>;
 
 /// All resources of a server except the data path: missing ones are noticed before the data path is touched.
 pub struct Prepared {
@@ -129,7 +131,7 @@ impl Prepared {
         let taps = taps(&config, &TapDirs::default())?;
         let events = Arc::default();
         let pools = pool::open(&config.pools, &Pools::default(), &events);
-        let services = services.iter().map(|open| open(&config, &pools)).collect::<Result<Vec<_>, _>>()?;
+        let services = services.iter().map(|open| open(&config, &pools, &inherited)).collect::<Result<Vec<_>, _>>()?;
         let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
         match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
             Some(missing) => Err(StartError::NotServed(missing.name())),
@@ -145,6 +147,7 @@ impl Prepared {
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, events, taps, pools, services, inherited } = self;
+        services.iter().try_for_each(|service| service.begin()).map_err(|e| e.at(&config.places))?;
         let tpot = tpot::open(&config)?;
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
@@ -275,9 +278,10 @@ impl Server {
 
     /// Accepts no clients any more, because another process does, and waits until none is being accepted. What else goes on does so
     /// until [`Server::stop_accepting`]. HTTP connections between two requests stay until the next one even then, and are closed
-    /// after its reply: a client may be about to send it.
+    /// after its reply: a client may be about to send it. What only one process can have is left.
     pub async fn leave_doors(&self) {
         self.shared.handed_over.store(true, Relaxed);
+        self.shared.opened().services.iter().for_each(|service| service.leave());
         let tasks: Vec<_> = lock(&self.state).doors.iter_mut().flat_map(Door::leave).collect();
         for task in tasks {
             let _ = task.await; // it has ended, or its runtime has
@@ -292,6 +296,12 @@ impl Server {
             all.extend(door.socket()?.map(|socket| (name(), socket)));
         }
         Ok(all)
+    }
+
+    /// Returns the directories of caches that [`Server::leave_doors`] leaves.
+    pub fn cache_dirs(&self) -> Vec<PathBuf> {
+        let dir = |listener: &ListenerConfig| Some(listener.cache()?.dir.clone());
+        lock(&self.state).config.listeners.iter().filter_map(dir).collect()
     }
 
     /// Returns translucent proxying, if the configuration needs it. Close it after the engine: the last segments need their tunnels.

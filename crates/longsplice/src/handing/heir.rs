@@ -111,6 +111,11 @@ impl Heir {
         self.offer.control == path
     }
 
+    /// Returns the directories of caches that the process that hands over leaves to this one.
+    pub fn caches(&self) -> Vec<PathBuf> {
+        self.offer.caches.clone()
+    }
+
     /// Fails if the tables of the process that hands over are none of this program's.
     pub fn check_tables(&self) -> Result<(), String> {
         let ours = AbiId::OURS.to_string();

@@ -164,6 +164,7 @@ impl Predecessor {
             sockets: sockets.0.len(),
             within: limit.as_secs(),
             connections: CONNECTIONS,
+            caches: self.server.cache_dirs(),
         };
         spawn_blocking(move || Successor::start(&binary, offer, &sockets, limit)).await.map_err(|e| e.to_string())?
     }

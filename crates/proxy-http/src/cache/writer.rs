@@ -148,6 +148,9 @@ impl CacheInner {
             }
         }
         let mut state = self.state();
+        if state.left {
+            return Err(Lost::Cut); // nothing may be evicted for it
+        }
         state.writing += open.file.length() - open.counted;
         open.counted = open.file.length();
         if self.make_room(&mut state) { Ok(()) } else { Err(Lost::Large) }

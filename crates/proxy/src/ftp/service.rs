@@ -4,6 +4,7 @@ use super::serve;
 use crate::{
     Config, Handler, ListenerConfig, Protocol, Service, StartError,
     context::{Front, Live},
+    inherited::Inherited,
     pool::Pools,
 };
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use std::{pin::Pin, sync::Arc};
 struct Ftp;
 
 /// Opens nothing: there is nothing to open.
-pub fn open(_: &Config, _: &Pools) -> Result<Arc<dyn Service>, StartError> {
+pub fn open(_: &Config, _: &Pools, _: &Inherited) -> Result<Arc<dyn Service>, StartError> {
     Ok(Arc::new(Ftp))
 }
 

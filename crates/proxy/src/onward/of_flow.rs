@@ -54,8 +54,16 @@ pub(crate) struct Line {
 
 impl Finish for OfFlow {
     fn finish(self: Box<Self>, ended: Ended, info: &FlowInfo) {
-        let OfFlow { relayed: Relayed { live, started, passed }, listener, lease, route, command, connect_ms, http, earlier } =
-            *self;
+        let OfFlow {
+            relayed: Relayed { live, started, passed },
+            listener,
+            lease,
+            route,
+            command,
+            connect_ms,
+            http,
+            earlier,
+        } = *self;
         let mut record = Record::new(listener, info.listen, ended.client);
         record.name.clone_from(&info.name);
         if let Some(Earlier { processes, member }) = earlier.map(|earlier| *earlier) {
