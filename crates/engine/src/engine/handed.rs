@@ -9,7 +9,6 @@ use crate::{
 use bytes::Bytes;
 use longsplice_datapath::Pair;
 use std::{
-    borrow::Cow,
     fmt,
     net::SocketAddr,
     os::fd::OwnedFd,
