@@ -48,8 +48,9 @@ fn web(listener: TcpListener) -> Arc<AtomicU64> {
                     let body = vec![b'x'; path.trim_start_matches('/').parse().unwrap()];
                     count.fetch_add(1, Relaxed);
                     let fields = format!("Cache-Control: max-age=1000\r\nContent-Length: {}\r\n", body.len());
-                    let answer = format!("HTTP/1.1 200 OK\r\n{fields}\r\n");
-                    if stream.write_all(answer.as_bytes()).and_then(|()| stream.write_all(&body)).is_err() {
+                    let head = format!("HTTP/1.1 200 OK\r\n{fields}\r\n").into_bytes();
+                    // in one piece, or else the body waits for a delayed acknowledgement
+                    if stream.write_all(&[head, body].concat()).is_err() {
                         return;
                     }
                 }
@@ -74,7 +75,7 @@ fn head(from: &mut impl BufRead) -> Option<String> {
 
 /// A request for so many bytes, and its reply.
 fn get(stream: &mut TcpStream, length: usize) {
-    write!(stream, "GET /{length} HTTP/1.1\r\nHost: a.example\r\n\r\n").unwrap();
+    stream.write_all(format!("GET /{length} HTTP/1.1\r\nHost: a.example\r\n\r\n").as_bytes()).unwrap();
     let mut from = BufReader::new(stream);
     assert_eq!(head(&mut from).as_deref(), Some("200"), "no reply");
     let mut body = vec![0; length];
@@ -274,7 +275,7 @@ fn caches_go_over() {
     let asked = web(servers);
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let cache =
-        format!("cache = {{ dir = \"{}\", size = 1000000, object = 500000 }}", dir.path().join("cache").display());
+        format!("cache = {{ dir = \"{}\", size = 30000000, object = 15000000 }}", dir.path().join("cache").display());
     let route = "route = [{ pool = \"web\" }]";
     let site = listener("http", &at.to_string(), &format!("{route}\n{PATIENT}\n{cache}"));
     let file = dir.path().join("longsplice.toml");

@@ -656,8 +656,9 @@ fn http_connections_that_stay_have_one_more_request() {
     });
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("longsplice.toml");
-    let rules = "rules = [{ action = \"allow\", target = \"127.0.0.0/8\" }]";
-    fs::write(&file, listener("http", "127.0.0.1:0", rules)).unwrap();
+    // those with a tap cannot go over
+    let more = format!("rules = [{{ action = \"allow\", target = \"127.0.0.0/8\" }}]\ntap = {:?}", dir.path());
+    fs::write(&file, listener("http", "127.0.0.1:0", &more)).unwrap();
     let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
     let mut proxies = Dynasty::of(Running::start(Command::new(LONGSPLICE), None, &arguments, &[]));
     let mut clients = [0; 3].map(|_| connect(proxies.first.address()));
