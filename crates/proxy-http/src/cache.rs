@@ -56,8 +56,8 @@ use writer::Writer;
 const WAITING: usize = 64 << 20;
 /// Number of replies stored at the same time; each takes a descriptor and a block of memory.
 const FILLS: usize = 256;
-/// Files of a process get numbers so far above those that were there: the one before may have given higher ones to replies that it
-/// did not finish.
+/// Files of a process get numbers so far above those of one that lives: it may have given higher ones to replies that it does not
+/// finish.
 const APART: u64 = 1 << 32;
 
 #[derive(Debug)]
@@ -111,8 +111,8 @@ struct Contents {
     next: u64,
     /// Another process has the directory now. The index only says what has to be removed.
     left: bool,
-    /// What was seen of the directory before it was this cache's.
-    seen: Seen,
+    /// What was seen of the directory, if another process had it then.
+    seen: Option<Seen>,
 }
 
 /// What a file was known to hold before the directory was this cache's: its size and time, and what the index needs.
@@ -174,10 +174,16 @@ impl Cache {
     /// [`Cache::begin`].
     pub fn open_later(config: &CacheConfig) -> io::Result<Cache> {
         let (cache, reader) = Cache::prepare(config)?;
-        let seen = cache.shared.survey(&Seen::new(), false)?;
-        cache.shared.state().seen = seen;
+        cache.look_ahead()?;
         cache.write_from(reader)?;
         Ok(cache)
+    }
+
+    /// Reads what another process has stored, so that less is left for [`Cache::begin`].
+    fn look_ahead(&self) -> io::Result<()> {
+        let seen = self.shared.survey(&Seen::new(), false)?;
+        self.shared.state().seen = Some(seen);
+        Ok(())
     }
 
     fn write_from(&self, reader: TapReader) -> io::Result<()> {
@@ -224,8 +230,8 @@ impl Cache {
             e => e.into(),
         })?;
         *self.shared.lock.lock().expect("nothing panics under this lock") = Some(lock);
-        let seen = std::mem::take(&mut self.shared.state().seen);
-        self.shared.learn(&seen)
+        let seen = self.shared.state().seen.take();
+        self.shared.learn(seen)
     }
 
     /// Leaves the directory to another process: from now on nothing is found or stored here, and what is being stored is not
@@ -440,9 +446,10 @@ impl CacheInner {
         }
     }
 
-    /// Builds the index from the directory. `seen`: what is not read again, unless it has changed.
-    fn learn(&self, seen: &Seen) -> io::Result<()> {
-        let mut found: Vec<_> = self.survey(seen, true)?.into_iter().collect();
+    /// Builds the index from the directory. `seen`: what is not read again, unless it has changed since another process had it.
+    fn learn(&self, seen: Option<Seen>) -> io::Result<()> {
+        let apart = if seen.is_some() { APART } else { 0 };
+        let mut found: Vec<_> = self.survey(&seen.unwrap_or_default(), true)?.into_iter().collect();
         found.sort_unstable_by_key(|(number, _)| *number); // oldest first: numbers grow
         let mut state = self.state();
         for (number, Glimpse { size, key, marks, .. }) in found {
@@ -450,7 +457,7 @@ impl CacheInner {
             let gone = state.index.add(key, number, size, marks);
             gone.iter().for_each(|file| CacheInner::unlink(&self.entry(*file)));
         }
-        state.next += APART;
+        state.next += apart;
         state.left = false;
         self.make_room(&mut state);
         Ok(())

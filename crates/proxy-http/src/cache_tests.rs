@@ -271,6 +271,51 @@ fn one_program_at_a_time() {
     assert_eq!(other.to_string(), "another program has its cache there");
 }
 
+/// Two processes of one directory: the one that leaves changes nothing any more, but for what its last requests invalidate.
+#[test]
+fn a_directory_goes_from_one_to_another() {
+    let mut old = Scene::new(8 << 20);
+    for url in ["http://a/1", "http://a/2", "http://a/3"] {
+        old.store(url, "", b"old");
+    }
+    let at = old.dir.path().to_owned();
+    let mut next = {
+        let (cache, reader) = Cache::prepare(&config(&at, 8 << 20)).unwrap();
+        cache.look_ahead().unwrap();
+        let writer = writer::Writer::new(cache.shared.clone());
+        Scene { dir: tempfile::tempdir().unwrap(), cache: Arc::new(cache), writer, _reader: reader }
+    };
+    let entries = |of: &Scene| of.cache.values().cache_entries;
+    assert_eq!((next.find("http://a/1", ""), entries(&next)), (None, 0), "it is not its own yet");
+    assert!(next.begin("http://a/1", "", Framing::Exact(1), b"?").is_none());
+    assert!(next.cache.begin(Duration::ZERO).is_err());
+    // the old one goes on meanwhile
+    old.store("http://a/4", "", b"old");
+    old.cache.invalidate("http://a/2");
+    let (unfinished, _tap) = old.begin("http://a/5", "", Framing::Exact(6), b"old").unwrap();
+    let number = unfinished.id;
+    old.piece(number, PieceKind::Bytes(b"ol".to_vec().into()));
+    assert!(at.join(format!("{number:016x}.tmp")).exists());
+    old.cache.leave();
+    next.cache.begin(Duration::ZERO).unwrap();
+    assert_eq!((entries(&old), entries(&next)), (3, 3));
+    let all = ["http://a/1", "http://a/2", "http://a/3", "http://a/4"].map(|url| next.find(url, ""));
+    let is = Some(b"old".to_vec());
+    assert_eq!(all, [is.clone(), None, is.clone(), is]);
+    // what is on its way there is not stored any more, and nothing is found or begun
+    old.piece(number, PieceKind::Bytes(b"d".to_vec().into()));
+    unfinished.complete();
+    old.piece(number, PieceKind::End);
+    assert_eq!(old.find("http://a/1", ""), None);
+    assert!(old.begin("http://a/6", "", Framing::Exact(1), b"?").is_none());
+    next.store("http://a/7", "", b"new");
+    assert_eq!(next.find("http://a/7", "").as_deref(), Some(&b"new"[..]));
+    // a request that is still served there
+    old.cache.invalidate("http://a/3");
+    assert_eq!((next.find("http://a/3", ""), entries(&next)), (None, 3));
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 3 + 1, "with the lock");
+}
+
 /// Whoever has heard that a cache has left can have its directory, at this very moment.
 #[test]
 fn a_cache_that_has_left_holds_no_lock() {
