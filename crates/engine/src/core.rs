@@ -130,7 +130,8 @@ impl Progress {
     /// positions of all data from the hosts; `fins`: whether a FIN is the last of it.
     pub fn ends_forwarded(&mut self, ends: Pair<u64>, fins: Pair<bool>) {
         for from in Side::BOTH {
-            self.spliced[from] += (ends[from] - self.since[from]).saturating_sub(fins[from].into());
+            let forwarded = ends[from].saturating_sub(self.since[from]);
+            self.spliced[from] += forwarded.saturating_sub(fins[from].into());
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::{
         flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Order, Stop, TaskInbox, ends},
         handed::HandOn,
         purpose::{Purpose, report},
+        record::{FlowRecord, Recorded},
     },
     leg::{Leg, parked::Parked},
     passing::holding::Holding,
@@ -50,6 +51,8 @@ pub(crate) struct Relay {
     released: Option<Pair<Released>>,
     /// It was told to go to another process.
     hands_on: Option<HandOn>,
+    /// What the next process has to know of a switch.
+    record: Recorded,
 }
 
 /// Waits for an order. Never returns after the sender has gone.
@@ -93,12 +96,13 @@ impl Relay {
             seen: None,
             released: None,
             hands_on: None,
+            record: Recorded::default(),
         }
     }
 
     /// Rebuilds a flow that the keeper gives back.
     pub fn revive(engine: &Arc<Engine>, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
-        let ForwardedFlow { parked, core, purpose, sockets, .. } = kept;
+        let ForwardedFlow { parked, core, purpose, sockets, record, .. } = kept;
         let mut legs = parked.zip(flow.connections()).map(|(parked, connection)| parked.leg(connection));
         legs.client.set_announced(flow.announced.clone());
         Relay {
@@ -113,15 +117,16 @@ impl Relay {
             seen: None,
             released: sockets.released().copied(),
             hands_on: None,
+            record,
         }
     }
 
     /// Hands the flow to the keeper, together with the commands that were not read.
     fn keep(self, mut ears: TaskInbox) {
-        let Relay { engine, listed, legs, core, purpose, seen, .. } = self;
+        let Relay { engine, listed, legs, core, purpose, seen, record, .. } = self;
         let flow = listed.keep();
         let origin = seen.expect("the commit").origin;
-        let mut kept = ForwardedFlow::new(legs.map(Parked::new), core, purpose, origin);
+        let mut kept = ForwardedFlow::new(legs.map(Parked::new), (core, purpose), origin, record);
         engine.datapath().into_iter().for_each(|d| kept.write_record(d, &flow));
         let mut soon = kept.wants_look_soon(&flow);
         // held until the commands below are passed on: one that comes meanwhile must not overtake them
@@ -154,7 +159,22 @@ impl Relay {
     /// Passes an event to the core and returns the next action.
     pub fn on(&mut self, event: Event) -> Action {
         let Relay { core, legs, listed, .. } = self;
-        listed.flow.step(core, legs.each_mut().map(|leg| &mut leg.at), event)
+        let action = listed.flow.step(core, legs.each_mut().map(|leg| &mut leg.at), event);
+        self.record();
+        action
+    }
+
+    /// Writes or removes what the next process has to know of a switch.
+    fn record(&mut self) {
+        let Relay { core, legs, listed, engine, purpose, record, .. } = self;
+        match (core.state(), engine.datapath()) {
+            (State::Draining, Some(d)) if !record.is_written() => {
+                let at = legs.each_ref().map(|leg| leg.at);
+                record.write(d, &FlowRecord::of_drain(&listed.flow, core, purpose, at));
+            }
+            (State::Copying, Some(d)) if record.is_written() => record.remove(d),
+            _ => {}
+        }
     }
 
     /// Returns the data path. Only for a flow that can be spliced.
@@ -345,6 +365,10 @@ impl Relay {
         self.legs.iter_mut().for_each(Leg::relax); // they may go back to the caller
         // A socket may have ignored the reset, behind data that it lacks: reads have to fail once it is empty.
         self.core.failed().into_iter().for_each(|side| self.legs[side].was_reset = true);
+        // before its end is told, so that no other process tells it again
+        if let Some(d) = self.engine.datapath().filter(|_| how != EndReason::Left) {
+            self.record.remove(d);
+        }
         let ended = self.ended(how);
         let is_message = matches!(self.purpose, Purpose::Message(_));
         self.flow().announcer.end(self.flow().info.name.as_ref(), &ended, is_message);

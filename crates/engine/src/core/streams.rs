@@ -110,6 +110,11 @@ impl Stream {
         self.message.is_none() && !self.is_draining() && to.eof && from.shut && !from.shimmed && !to.shimmed
     }
 
+    /// Returns how many bytes will have been passed on when this has drained.
+    pub fn when_drained(&self) -> u64 {
+        self.copied + self.in_hand + self.drain.unwrap_or(0)
+    }
+
     /// Counts bytes that were read. They are in hand until they are written, unless they are discarded.
     pub fn took(&mut self, n: usize) {
         if self.discards {

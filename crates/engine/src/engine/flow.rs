@@ -9,15 +9,15 @@ use crate::{
         events::Announcer,
         handed::HandOn,
         purpose::Purpose,
-        record::{FlowRecord, Left},
+        record::{FlowRecord, Left, Recorded},
     },
     leg::parked::{Parked, Strays},
     sync::lock,
     types::{Command, Done, FlowInfo, FlowState, FlowStatus, Policy},
 };
 use longsplice_datapath::{
-    Connection, Datapath, EventKind, FlowRecordId, LastRecord, LegFlags, Pair, PathView, Recreated, Released, Side,
-    SwitchError, Tuple, monotonic,
+    Connection, Datapath, EventKind, LastRecord, LegFlags, Pair, PathView, Recreated, Released, Side, SwitchError,
+    Tuple, monotonic,
 };
 use std::{
     borrow::Cow,
@@ -25,7 +25,7 @@ use std::{
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
-        Arc, Mutex, MutexGuard, Once,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -373,12 +373,17 @@ pub(crate) struct ForwardedFlow {
     /// Time of the next look.
     pub due: Moment,
     /// Where the next process finds what it has to know of the flow.
-    record: Option<FlowRecordId>,
+    pub record: Recorded,
 }
 
 impl ForwardedFlow {
-    pub fn new(parked: Pair<Parked>, core: Core, purpose: Purpose, origin: Pair<u64>) -> ForwardedFlow {
-        ForwardedFlow { parked, core, purpose, sockets: Sockets::Parked { origin }, due: Moment::now(), record: None }
+    pub fn new(
+        parked: Pair<Parked>,
+        (core, purpose): (Core, Purpose),
+        origin: Pair<u64>,
+        record: Recorded,
+    ) -> ForwardedFlow {
+        ForwardedFlow { parked, core, purpose, sockets: Sockets::Parked { origin }, due: Moment::now(), record }
     }
 
     /// Continues a flow that an earlier process has left.
@@ -386,24 +391,13 @@ impl ForwardedFlow {
         let FlowRecord { at, fin_past, is_forced, .. } = left.record;
         let (parked, core) = (at.map(Parked::gone), Core::released(monotonic(), fin_past, is_forced));
         let (purpose, sockets) = (Purpose::Streams(done), Sockets::Released(released));
-        ForwardedFlow { parked, core, purpose, sockets, due: Moment::now(), record: Some(left.at) }
+        ForwardedFlow { parked, core, purpose, sockets, due: Moment::now(), record: left.at.into() }
     }
 
     /// Writes what the next process has to know of the flow.
     pub fn write_record(&mut self, d: &Datapath, flow: &Flow) {
-        static WARNED: Once = Once::new();
-        let (records, contents) = (d.flow_records(), FlowRecord::of(flow, self).to_bytes());
-        match self.record.map_or_else(|| records.put(&contents), |old| records.replace(old, &contents)) {
-            Ok(at) => self.record = Some(at),
-            Err(error) => WARNED.call_once(|| {
-                tracing::warn!(%error, "cannot write the record of a spliced flow: the next process will not know whose it is; this is said once");
-            }),
-        }
-    }
-
-    /// Removes what was written for the next process.
-    pub fn remove_record(&mut self, d: &Datapath) {
-        self.record.take().into_iter().for_each(|at| d.flow_records().remove(at));
+        let record = FlowRecord::of(flow, self);
+        self.record.write(d, &record);
     }
 
     /// Returns whether the flow needs this process: because it will take it back by itself, or reads what passes.

@@ -159,7 +159,7 @@ impl Orphan {
 
     /// Whether it can become a flow of this process: both streams are forwarded, and it has been written of.
     pub fn may_be_taken_up(&self) -> bool {
-        let is_flow = self.left.as_ref().is_some_and(|left| !left.record.is_message);
+        let is_flow = self.left.as_ref().is_some_and(|left| !left.record.is_message && !left.record.is_draining);
         is_flow && self.state() == FlowState::Released
     }
 

@@ -1,18 +1,53 @@
-//! What the next process has to know of a forwarded flow ([`FlowRecord`]). It is written when the flow is spliced and when it is
-//! released, and removed when it is taken back or has ended.
+//! What the next process has to know of a flow that is forwarded, or in a switch ([`FlowRecord`]). It is written when a switch
+//! begins, when the flow is spliced, and when it is released; and removed when the flow is in control mode again, or just before its
+//! end is told. So the next process tells the ends of those of which it finds a record, and of no others.
 
 use crate::{
-    core::{Position, Progress, Time},
+    core::{Core, Position, Progress, Stream, Time},
     engine::flow::{Flow, ForwardedFlow},
     engine::purpose::Purpose,
     types::{FlowInfo, FlowState},
 };
 use bytes::{Buf, BufMut, TryGetError};
-use longsplice_datapath::{Connection, FlowRecordId, Pair, Released, Tuple};
-use std::net::{IpAddr, SocketAddr};
+use longsplice_datapath::{Connection, Datapath, FlowRecordId, Pair, Released, Tuple};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Once,
+};
 
 /// Version of the layout, in the first byte.
 const LAYOUT: u8 = 1;
+
+/// Where the next process finds what it has to know of a flow.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded(Option<FlowRecordId>);
+
+impl Recorded {
+    pub fn is_written(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub fn write(&mut self, d: &Datapath, record: &FlowRecord) {
+        static WARNED: Once = Once::new();
+        let (records, contents) = (d.flow_records(), record.to_bytes());
+        match self.0.map_or_else(|| records.put(&contents), |old| records.replace(old, &contents)) {
+            Ok(at) => self.0 = Some(at),
+            Err(error) => WARNED.call_once(|| {
+                tracing::warn!(%error, "cannot write the record of a spliced flow: the next process will not know whose it is; this is said once");
+            }),
+        }
+    }
+
+    pub fn remove(&mut self, d: &Datapath) {
+        self.0.take().into_iter().for_each(|at| d.flow_records().remove(at));
+    }
+}
+
+impl From<FlowRecordId> for Recorded {
+    fn from(at: FlowRecordId) -> Recorded {
+        Recorded(Some(at))
+    }
+}
 
 /// A record that an earlier process has left, and where it is.
 pub(crate) struct Left {
@@ -32,6 +67,8 @@ pub(crate) struct FlowRecord {
     pub fin_past: bool,
     /// [`Core::may_be_beyond`](crate::core::Core::may_be_beyond).
     pub is_forced: bool,
+    /// It is not forwarded yet: what its sockets held is passed on first. Then it has copied so much.
+    pub is_draining: bool,
     pub info: FlowInfo,
     pub legs: Pair<Tuple>,
     pub generations: Pair<u32>,
@@ -50,26 +87,39 @@ pub(crate) struct FlowRecord {
 }
 
 impl FlowRecord {
-    /// Describes a flow of this process.
+    /// Describes a flow of this process that is forwarded.
     pub fn of(flow: &Flow, kept: &ForwardedFlow) -> FlowRecord {
+        let at = kept.parked.each_ref().map(|parked| parked.at);
+        let record = FlowRecord::new(flow, (&kept.core, &kept.purpose), at);
+        FlowRecord { released: kept.sockets.released().copied(), ..record }
+    }
+
+    /// Describes a flow of this process in the drain before it is forwarded.
+    pub fn of_drain(flow: &Flow, core: &Core, purpose: &Purpose, at: Pair<Position>) -> FlowRecord {
+        let copied = core.streams().each_ref().map(Stream::when_drained);
+        FlowRecord { is_draining: true, copied, ..FlowRecord::new(flow, (core, purpose), at) }
+    }
+
+    fn new(flow: &Flow, (core, purpose): (&Core, &Purpose), at: Pair<Position>) -> FlowRecord {
         let now = *flow.now();
         FlowRecord {
             id: flow.id,
             processes: flow.processes,
-            is_message: matches!(kept.purpose, Purpose::Message(_)),
-            fin_past: kept.core.is_fin_past(),
-            is_forced: kept.core.may_be_beyond(),
+            is_message: matches!(purpose, Purpose::Message(_)),
+            fin_past: core.is_fin_past(),
+            is_forced: core.may_be_beyond(),
+            is_draining: false,
             info: flow.info.clone(),
             legs: flow.legs,
             generations: flow.connections().map(|connection| connection.generation),
             announced: flow.announced.clone(),
             began: flow.began.into(),
-            at: kept.parked.each_ref().map(|parked| parked.at),
+            at,
             copied: now.copied,
             spliced: now.spliced,
             since: now.since,
             splices: now.splices,
-            released: kept.sockets.released().copied(),
+            released: None,
         }
     }
 
@@ -93,7 +143,7 @@ impl FlowRecord {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut to = Vec::with_capacity(512);
         to.put_u8(LAYOUT);
-        let flags = [self.is_message, self.fin_past, self.is_forced];
+        let flags = [self.is_message, self.fin_past, self.is_forced, self.is_draining];
         to.put_u8(flags.iter().rev().fold(0, |all, flag| all << 1 | u8::from(*flag)));
         for n in [self.processes, self.splices, self.generations.client, self.generations.server] {
             to.put_u32_ne(n);
@@ -164,6 +214,7 @@ impl FlowRecord {
             is_message: flags & 1 != 0,
             fin_past: flags & 2 != 0,
             is_forced: flags & 4 != 0,
+            is_draining: flags & 8 != 0,
             info,
             legs,
             generations,
@@ -244,6 +295,7 @@ mod tests {
             is_message: true,
             fin_past: false,
             is_forced: true,
+            is_draining: true,
             info: FlowInfo::new("socks5", target)
                 .with_user(Some("ann".into()))
                 .with_listen(Some(listen))

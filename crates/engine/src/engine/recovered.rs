@@ -7,7 +7,10 @@ use crate::{
 };
 use std::{
     mem,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 use tokio::runtime::Handle;
 
@@ -38,6 +41,8 @@ pub struct TakenUp {
 pub(crate) struct Recovered {
     to: Mutex<To>,
     takes_up: Mutex<Option<TakeUp>>,
+    /// See [`Recovered::tell_unknown`].
+    unknown: AtomicBool,
 }
 
 enum To {
@@ -53,6 +58,16 @@ impl Default for To {
 }
 
 impl Recovered {
+    /// Records were found that cannot be read: the ends of flows without one are told, too.
+    pub fn tell_unknown(&self) {
+        self.unknown.store(true, Relaxed);
+    }
+
+    /// Returns whether the ends of flows without a record are told.
+    pub fn tells_unknown(&self) -> bool {
+        self.unknown.load(Relaxed)
+    }
+
     /// Passes a record on, with the description of the flow, if there is one.
     pub fn end(&self, ended: Ended, known: Option<&FlowStatus>) {
         let tell = match &mut *lock(&self.to) {

@@ -152,6 +152,7 @@ fn read_records(engine: &Engine, d: &Datapath) -> HashMap<Tuple, Left> {
     for (at, contents) in d.flow_records().left() {
         let Some(record) = FlowRecord::from_bytes(&contents) else {
             d.flow_records().remove(at); // another version's
+            engine.recovered.tell_unknown();
             continue;
         };
         engine.number_after(record.id);
@@ -160,7 +161,8 @@ fn read_records(engine: &Engine, d: &Datapath) -> HashMap<Tuple, Left> {
         match all.entry(new.record.legs.client) {
             Entry::Vacant(place) => drop(place.insert(new)),
             Entry::Occupied(mut place) => {
-                let knows_more = new.record.released.is_some();
+                let old = &place.get().record;
+                let knows_more = new.record.released.is_some() || (old.is_draining && !new.record.is_draining);
                 let old = if knows_more { place.insert(new) } else { new };
                 d.flow_records().remove(old.at);
             }
@@ -178,8 +180,7 @@ struct Adoption {
     known: HashSet<Tuple>,
     spliced: usize,
     draining: usize,
-    /// Flows that have ended: the time of silence so far, at least, and both legs. The process that died may have recorded
-    /// their end, so this one does not.
+    /// Flows that have ended, and whose end was told: the time of silence so far, at least, and both legs.
     over: Vec<(Duration, Pair<Connection>)>,
     lingers: usize,
     dead: Vec<Tuple>,
@@ -291,7 +292,10 @@ fn tell_end(engine: &Engine, d: &Datapath, orphan: &Orphan, how: EndReason) {
     if let Some(left) = orphan.left.as_ref().filter(|_| how != EndReason::Left) {
         d.flow_records().remove(left.at);
     }
-    engine.recovered.end(orphan.ended(how), orphan.known().as_ref());
+    // of one without a record, the earlier process has told the end
+    if orphan.left.is_some() || engine.recovered.tells_unknown() {
+        engine.recovered.end(orphan.ended(how), orphan.known().as_ref());
+    }
 }
 
 /// Ends what is left of half a flow: its host is reset when it sends something. Its addresses may belong to another connection by

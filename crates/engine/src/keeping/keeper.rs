@@ -13,7 +13,7 @@ use crate::{
         flow::{Flow, FlowOwner, KeeperMessage, Replaced, Stop, TICK},
     },
     keeping::{agenda::Agenda, deserted::Deserted, guard::Guard, sweeper::Sweeper},
-    types::{Command, EndReason},
+    types::Command,
 };
 use longsplice_datapath::{Connection, Event as Told, EventKind, Events, monotonic};
 use std::{
@@ -210,27 +210,15 @@ impl Keeper {
             let event = match action {
                 Action::Release => Event::Released(kept.release(d, &flow)),
                 Action::Recreate { force } => match kept.recreate(d, &flow, force) {
-                    Ok(new) => {
-                        kept.remove_record(d);
-                        return self.give_back(&flow, owner, |relay| relay.took_over(new));
-                    }
+                    Ok(new) => return self.give_back(&flow, owner, |relay| relay.took_over(new)),
                     Err(error) => Event::Recreated(Err(error)),
                 },
                 // nothing is left to wait for, so the end needs no task
                 Action::Unsplice { .. } if kept.core.is_ending() => {
-                    kept.remove_record(d);
                     return self.take(&flow, owner, FlowOwner::Gone).end(action, None);
                 }
-                Action::Unsplice { .. } => {
-                    kept.remove_record(d);
-                    return self.give_back(&flow, owner, |_| action);
-                }
-                Action::End { how, .. } => {
-                    if how != EndReason::Left {
-                        kept.remove_record(d); // before its end is told, so that no other process tells it again
-                    }
-                    return self.take(&flow, owner, FlowOwner::Gone).end(action, ends);
-                }
+                Action::Unsplice { .. } => return self.give_back(&flow, owner, |_| action),
+                Action::End { .. } => return self.take(&flow, owner, FlowOwner::Gone).end(action, ends),
                 _ => break,
             };
             action = kept.on(&flow, event);

@@ -395,8 +395,9 @@ impl Book {
 
     /// Judges a request, or an attempt to connect, that has failed.
     fn broken(&mut self, ledger: &Ledger, visit: &Visit, what: &str, mut add: impl FnMut(&mut Sum)) {
-        // a message that is forwarded outlives its process, its connection does not
-        if self.excuses(visit.from, (visit.began, visit.answered), Instant::now(), true) {
+        // Which process has it cannot be known: between two requests, it goes over to the next one. A message that is forwarded
+        // outlives its process, its connection does not.
+        if self.excuses(visit.from, (visit.began, None), Instant::now(), true) {
             add(&mut self.tally.requests);
         } else {
             let (began, answered) = (visit.began - ledger.began, visit.answered.map(|at| at - ledger.began));

@@ -8,6 +8,7 @@ use crate::{
         Engine, Listed,
         handed::{FlowAbout, HandOn, HandedFlow},
         purpose::Purpose,
+        record::Recorded,
     },
     leg::Leg,
     types::Done,
@@ -40,6 +41,7 @@ impl Relay {
             seen: None,
             released: None,
             hands_on: None,
+            record: Recorded::default(),
         }
     }
 
