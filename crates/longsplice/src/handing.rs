@@ -15,6 +15,7 @@
 //! {"say":"commit"}                       ->
 //!                                        <-         {"say":"serving"}
 //! {"say":"yours"}                        ->         if there was a connection
+//! closes all of its sockets, and the pair           takes commands
 //! ```
 //! The sockets of a connection come with it, and its bytes in hand follow in messages of their own. Nobody uses these sockets until
 //! `yours` is said: the new process from then on, or the old one if it has to go on itself. If the old one is dead, they are the

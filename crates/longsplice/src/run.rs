@@ -447,18 +447,20 @@ async fn admin(of: &AdminConfig, offered: Option<TcpListener>) -> io::Result<Adm
     }
 }
 
-/// Goes on with the connections of the process that has handed over, once that has said so.
+/// Goes on with the connections of the process that has handed over, once that has said so. Returns when it has closed its sockets:
+/// a reload may bind an address again that the new configuration did not have.
 async fn take_connections(heir: Arc<Heir>, handed: Vec<Handed>, server: &Server) {
-    if handed.is_empty() {
-        return;
-    }
-    match spawn_blocking(move || heir.are_ours()).await.map_err(|e| e.to_string()).and_then(|ours| ours) {
-        Ok(()) => {
-            tracing::info!("{} connections go on here", handed.len());
-            server.go_on(handed);
+    if !handed.is_empty() {
+        let of_heir = heir.clone();
+        match spawn_blocking(move || of_heir.are_ours()).await.map_err(|e| e.to_string()).and_then(|ours| ours) {
+            Ok(()) => {
+                tracing::info!("{} connections go on here", handed.len());
+                server.go_on(handed);
+            }
+            Err(why) => tracing::error!("the connections of the process that has handed over are not taken: {why}"),
         }
-        Err(why) => tracing::error!("the connections of the process that has handed over are not taken: {why}"),
     }
+    let _ = spawn_blocking(move || heir.until_closed()).await;
 }
 
 /// Checks the machine, and waits until the process that hands over has let go. Returns the connections that it hands over.

@@ -199,6 +199,11 @@ impl Heir {
         }
     }
 
+    /// Waits until that process has closed what it had offered.
+    pub fn until_closed(&self) {
+        let _ = self.pair.hear(Instant::now() + Duration::from_secs(self.offer.within)); // it says nothing any more
+    }
+
     /// Returns whether the process that has started this one is dead. One that gives up lives, and kills this one.
     fn is_orphaned(&self) -> bool {
         let Some(process) = self.offer.process.and_then(|number| i32::try_from(number).ok()) else { return false };

@@ -134,7 +134,11 @@ impl Predecessor {
         self.server.stop_accepting();
         let handed = self.splicer.let_go().await;
         let (why, connections) = match self.commit(new, &sockets, (handed, connections), limit).await {
-            Ok(upgraded) => return Ok(upgraded),
+            Ok((upgraded, pair)) => {
+                drop(sockets);
+                drop(pair); // at which the new one may close what it does not need, and bind it again
+                return Ok(upgraded);
+            }
             Err(failed) => failed,
         };
         tracing::error!("cannot hand over: the program that ran is started anew: {why}");
@@ -143,7 +147,7 @@ impl Predecessor {
             Err(why) => Err((why, connections)),
         };
         Err(match again {
-            Ok(upgraded) => Failed { why, restarted: Some(upgraded.process) },
+            Ok((upgraded, _)) => Failed { why, restarted: Some(upgraded.process) },
             Err((again, connections)) => {
                 self.server.go_on(connections); // they end as all others do
                 Failed { why: format!("{why}; nor can the program that ran: {again}"), restarted: None }
@@ -176,7 +180,7 @@ impl Predecessor {
         sockets: &Sockets,
         (HandedOver { left, .. }, mut connections): (HandedOver, Vec<Handed>),
         limit: Duration,
-    ) -> Result<Upgraded, (String, Vec<Handed>)> {
+    ) -> Result<(Upgraded, Pair), (String, Vec<Handed>)> {
         let (process, program) = (new.child.0.as_ref().map_or(0, Child::id), new.program.clone());
         // one that was started in place of another may want fewer
         let stay = select(&mut connections, new.wanted.as_ref());
@@ -187,14 +191,17 @@ impl Predecessor {
         let committed = committed.map_err(|e| e.to_string()).and_then(|committed| committed);
         // whoever has sent them has ended
         let mut connections = Arc::into_inner(connections).unwrap_or_default();
-        if let Err(why) = committed {
-            connections.extend(stay);
-            return Err((why, connections));
-        }
+        let pair = match committed {
+            Ok(pair) => pair,
+            Err(why) => {
+                connections.extend(stay);
+                return Err((why, connections));
+            }
+        };
         drop(connections);
         self.server.go_on(stay);
         let stay = self.server.counters().live;
-        Ok(Upgraded { process, program, listeners: sockets.names(), left, taken, stay })
+        Ok((Upgraded { process, program, listeners: sockets.names(), left, taken, stay }, pair))
     }
 }
 
@@ -335,8 +342,8 @@ impl Successor {
         Ok(new)
     }
 
-    /// Lets it serve, and go on with these connections.
-    fn commit(mut self, connections: &[Handed], limit: Duration) -> Result<(), String> {
+    /// Lets it serve, and go on with these connections. It takes commands once the pair is closed.
+    fn commit(mut self, connections: &[Handed], limit: Duration) -> Result<Pair, String> {
         let until = Instant::now() + limit;
         let deaf = |e: io::Error| format!("the new program does not listen: {e}");
         // One that has given up says why, which is still to be heard.
@@ -353,10 +360,11 @@ impl Successor {
         if !connections.is_empty() {
             self.pair.say(&Message::Yours, &[], limit).map_err(deaf)?;
         }
-        let Some(mut child) = self.child.0.take() else { return Ok(()) };
-        // It is waited for as long as this process is there. Without a thread, the rest of it stays until then.
-        let _ = thread::Builder::new().name("successor".into()).spawn(move || child.wait());
-        Ok(())
+        if let Some(mut child) = self.child.0.take() {
+            // It is waited for as long as this process is there. Without a thread, the rest of it stays until then.
+            let _ = thread::Builder::new().name("successor".into()).spawn(move || child.wait());
+        }
+        Ok(self.pair)
     }
 
     /// Sends a connection.
