@@ -62,7 +62,7 @@ mod types;
 pub use engine::events::{FlowEvent, FlowEventKind, FlowEvents};
 #[doc(hidden)]
 pub use engine::handed::{FlowAbout, HandedFlow};
-pub use engine::recovered::TakenUp;
+pub use engine::recovered::{EarlierFlow, TakenUp};
 pub use finding::{PathCause, PathFinding};
 #[doc(hidden)]
 pub use leg::handed::{HandedLeg, LegAbout};

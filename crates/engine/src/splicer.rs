@@ -22,7 +22,7 @@ use crate::{
         flow::{Flow, Moment, Stop},
         ports::Ports,
         purpose::Purpose,
-        recovered::TakenUp,
+        recovered::{EarlierFlow, TakenUp},
     },
     keeping::{adoption, keeper, paths},
     leg::Leg,
@@ -438,11 +438,11 @@ impl Splicer {
     }
 
     /// Calls `f` with the record of each flow of an earlier process that ends, or has ended before, unless it was taken up
-    /// ([`Splicer::take_up`]), and with its last status, if the earlier process has written of it. If not, it is not known exactly how
+    /// ([`Splicer::take_up`]), and with what is known of it, if the earlier process has written of it. If not, it is not known exactly how
     /// long the flow has existed, and what it carried before: `duration_ms` counts from when this process found it, and
     /// `spliced_up` and `spliced_down` do, too. `bytes_up` and `bytes_down` count all bytes of both connections, with those of
     /// their handshakes, unless the flow had been released. A thread of the engine calls `f`; it must not block.
-    pub fn on_recovered_end(&self, f: impl Fn(Ended, Option<&FlowStatus>) + Send + Sync + 'static) {
+    pub fn on_recovered_end(&self, f: impl Fn(Ended, Option<&EarlierFlow>) + Send + Sync + 'static) {
         self.engine().recovered.set(Arc::new(f));
     }
 
@@ -450,7 +450,7 @@ impl Splicer {
     /// follow a policy, and end with a call, like others. `f` says how each goes on, or that nobody wants it. Others remain as
     /// they were found: those of which nothing was written, that relay a message, or that are to be taken back by the data of a host
     /// ([`Trigger`](crate::Trigger)). A thread of the engine calls `f`, too; it must not block.
-    pub fn take_up(&self, f: impl Fn(&FlowStatus) -> Option<TakenUp> + Send + Sync + 'static) {
+    pub fn take_up(&self, f: impl Fn(&EarlierFlow) -> Option<TakenUp> + Send + Sync + 'static) {
         self.engine().recovered.set_take_up(Arc::new(f));
         self.engine().take_up();
     }

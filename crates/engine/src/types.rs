@@ -579,10 +579,11 @@ pub trait Finish: Send {
     /// A thread of the engine calls this once, with the record of the flow; it must not block.
     fn finish(self: Box<Self>, ended: Ended, info: &FlowInfo);
 
-    /// Returns what the caller has to know of the flow in another process that goes on with it ([`Splicer::hand_on`]). `None`: it
-    /// cannot.
+    /// Returns what the caller has to know of the flow in another process that goes on with it ([`Splicer::hand_on`],
+    /// [`Splicer::take_up`]). `None`: it cannot be handed on.
     ///
     /// [`Splicer::hand_on`]: crate::Splicer::hand_on
+    /// [`Splicer::take_up`]: crate::Splicer::take_up
     #[doc(hidden)]
     fn description(&self) -> Option<String> {
         None

@@ -9,12 +9,15 @@ use nix::{
     libc,
     sys::{
         signal::Signal,
-        socket::{setsockopt, sockopt::Linger},
+        socket::{
+            setsockopt,
+            sockopt::{Linger, RcvBuf},
+        },
     },
 };
 use serde_json::Value;
 use std::{
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
 };
 use test_case::test_case;
@@ -162,6 +165,119 @@ fn what_ends_while_no_process_runs_has_a_line(family: Family) {
     assert_line(&line(&second, &clients[1]), family, "client-reset", (120_000, 2));
     second.stop(&setting.pins[0]);
     assert_eq!(second.records().len(), 2);
+}
+
+/// The pool of its server counts it, and its line says what it was for, as if one process had had it all the time.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn what_a_connection_was_charged_with_is_known(family: Family) {
+    const WEB: u16 = 7002;
+    let (server, web) = (SERVER.port(family, PORT), FORWARDER_TO_CLIENT.port(family, WEB));
+    let to_pool = plug(family, "", "").replace(&format!("target = \"{server}\""), "pool = \"servers\"");
+    let rules = format!("rules = [{{ action = \"allow\", target = \"{}\" }}]\n{AT_ONCE}", server.ip());
+    let pool = format!("[pool.servers]\nservers = [\"{server}\"]\n");
+    let setting = Setting::new(&(to_pool + &listener("http", &web.to_string(), &rules) + &pool));
+    setting.echo(server);
+    let mut first = setting.start();
+    let mut of_pool = spliced(&setting, &first, family, 1000);
+    let mut asked = setting.connect(web);
+    asked.write_all(format!("CONNECT {server} HTTP/1.1\r\nHost: {server}\r\n\r\n").as_bytes()).unwrap();
+    let mut head = [0; 39];
+    asked.read_exact(&mut head).unwrap();
+    assert!(head.starts_with(b"HTTP/1.1 200") && head.ends_with(b"\r\n\r\n"), "{}", String::from_utf8_lossy(&head));
+    round_trip(&mut asked, &[1; 1000]);
+    eventually("both are spliced", || (first.flows_in("copying") == 0).then_some(()));
+    let clients = [&of_pool, &asked].map(|stream| stream.local_addr().unwrap().to_string());
+    first.kill();
+    let mut second = setting.start();
+    [&mut of_pool, &mut asked].into_iter().for_each(|stream| round_trip(stream, &[3; 1000]));
+    let active = |proxy: &Running| -> Value {
+        let pools: Value = serde_json::from_str(&proxy.client(&["pools", "--json"])).unwrap();
+        pools["pools"][0]["servers"][0]["active"].clone()
+    };
+    assert_eq!(active(&second), 1, "{}", second.client(&["pools", "--json"]));
+    second.client(&["kill", "--member", &format!("servers/{server}")]);
+    assert_eq!(of_pool.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    drop(asked);
+    let [of_pool, asked] = clients.map(|client| line(&second, &client));
+    assert_eq!((&of_pool["pool"], &of_pool["member"]), (&"servers".into(), &server.to_string().into()), "{of_pool}");
+    assert_eq!((&asked["method"], &asked["status"]), (&"CONNECT".into(), &200.into()), "{asked}");
+    for line in [&of_pool, &asked] {
+        assert!(line["connect_ms"].is_u64() && line["processes"] == 2, "{line}");
+    }
+    eventually("its server is free", || (active(&second) == 0).then_some(()));
+    second.stop(&setting.pins[0]);
+}
+
+/// The process dies in the drain before the splice. What its sockets hold, the kernel sends; then the flow is forwarded. If that
+/// cannot be, because what the process had read is lost, its hosts are reset. It has one line in any case, whoever starts when.
+#[test_case(Family::V4, 8000; "sent v4")]
+#[test_case(Family::V6, 8000; "sent v6")]
+#[test_case(Family::V4, 20_000_000; "lost v4")]
+#[test_case(Family::V6, 20_000_000; "lost v6")]
+#[ignore = "root"]
+fn a_drain_that_outlives_its_process_has_one_line(family: Family, size: usize) {
+    let setting =
+        Setting::new(&plug(family, "", "").replace(AT_ONCE, "policy = { splice = \"never\", path = \"any\" }"));
+    let servers = setting.listen(SERVER.port(family, PORT));
+    setsockopt(&servers, RcvBuf, &2000).unwrap();
+    let mut first = setting.start();
+    let mut client = setting.connect(FORWARDER_TO_CLIENT.port(family, PORT));
+    let (mut server, address) = (servers.accept().unwrap().0, client.local_addr().unwrap().to_string());
+    // more than it has room for
+    let mut sent = 0;
+    client.set_nonblocking(true).unwrap();
+    eventually("it is sent, or nobody has room", || {
+        let before = sent;
+        while let Ok(n) = client.write(&[7; 4000][..4000.min(size - sent)]) {
+            sent += n;
+            if n == 0 {
+                return Some(());
+            }
+        }
+        (before == sent).then_some(())
+    });
+    client.set_nonblocking(false).unwrap();
+    let is_lost = size > 1_000_000;
+    eventually("it is copied", || (is_lost || first.flow()["bytes_up"] == size).then_some(()));
+    let id = first.flow()["id"].to_string();
+    first.client(&["splice", &id]);
+    first.wait_flow("draining");
+    first.kill();
+    let mut second = setting.start();
+    if is_lost {
+        assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    } else {
+        let flow = second.flow();
+        assert_eq!((&flow["protocol"], &flow["name"], &flow["processes"]), (&"plug".into(), &"echo".into(), &2.into()));
+        let mut all = vec![0; size];
+        server.read_exact(&mut all).unwrap();
+        assert!(all.iter().all(|byte| *byte == 7));
+        round_trip_with(&mut client, &mut server);
+        drop((client, server));
+    }
+    let end = line(&second, &address);
+    let has = ["listener", "name", "how"].map(|key| end[key].as_str().unwrap().to_owned());
+    assert_eq!(has, ["plug", "echo", if is_lost { "lost" } else { "closed" }], "{end}");
+    let bytes = if is_lost { end["bytes_up"].as_u64().unwrap() } else { size as u64 + 1000 };
+    assert_eq!((&end["bytes_up"], &end["processes"]), (&bytes.into(), &2.into()), "{end}");
+    // the entries are still there
+    second.kill();
+    let mut third = setting.start();
+    eventually("it has looked", || third.flows().is_empty().then_some(()));
+    third.stop(&setting.pins[0]);
+    assert!(third.records().is_empty(), "{:#?}", third.records());
+}
+
+/// A kilobyte from the one to the other, and back.
+fn round_trip_with(client: &mut TcpStream, server: &mut TcpStream) {
+    let mut got = [0; 1000];
+    client.write_all(&[5; 1000]).unwrap();
+    server.read_exact(&mut got).unwrap();
+    server.write_all(&[6; 1000]).unwrap();
+    client.read_exact(&mut got).unwrap();
+    assert_eq!(got, [6; 1000]);
 }
 
 /// The limits of the listener apply, and commands reach it by what is known of it.

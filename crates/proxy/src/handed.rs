@@ -30,6 +30,8 @@ pub struct ClientAbout {
     pub leg: LegAbout,
     /// When it was accepted.
     pub began: Moment,
+    /// When its process stopped to read from it.
+    pub left: Moment,
     /// No PROXY header is to come any more.
     pub is_known: bool,
     /// HTTP: number of requests so far, and when the last one was answered.
@@ -60,6 +62,13 @@ pub struct Counted {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment(Duration);
 
+impl Moment {
+    /// Returns the time since then.
+    pub fn age(self) -> Duration {
+        monotonic().saturating_sub(self.0)
+    }
+}
+
 impl From<Instant> for Moment {
     fn from(at: Instant) -> Moment {
         Moment(monotonic().saturating_sub(at.elapsed()))
@@ -69,7 +78,7 @@ impl From<Instant> for Moment {
 impl From<Moment> for Instant {
     fn from(Moment(at): Moment) -> Instant {
         let now = Instant::now();
-        now.checked_sub(monotonic().saturating_sub(at)).unwrap_or(now)
+        now.checked_sub(Moment(at).age()).unwrap_or(now)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
         events::Announcer,
         flow::{Flow, FlowOwner, ForwardedFlow, stages},
         record::{FlowRecord, Left},
-        recovered::{Begun, TakenUp},
+        recovered::{Begun, EarlierFlow, TakenUp},
     },
     types::{EndReason, Ended, FlowInfo, FlowState, FlowStatus, Trigger},
 };
@@ -60,9 +60,10 @@ impl Orphan {
         Orphan { legs, since, generations, left, ..Orphan::new(id, [legs.client, legs.server]) }
     }
 
-    /// Returns its status, if the earlier process has written of it.
-    pub fn known(&self) -> Option<FlowStatus> {
-        self.left.is_some().then(|| self.status())
+    /// Returns what the earlier process has written of it, and its status now.
+    pub fn known(&self) -> Option<EarlierFlow> {
+        let description = self.left.as_ref()?.record.description.clone();
+        Some(EarlierFlow { status: self.status(), description })
     }
 
     /// Returns the record of its end.
@@ -167,11 +168,11 @@ impl Orphan {
     pub fn take_up(
         &mut self,
         d: &Datapath,
-        take_up: &dyn Fn(&FlowStatus) -> Option<TakenUp>,
+        take_up: &dyn Fn(&EarlierFlow) -> Option<TakenUp>,
         announcer: Arc<Announcer>,
     ) -> Option<(Arc<Flow>, Begun)> {
         let record = &self.left.as_ref()?.record;
-        let TakenUp { policy, begun, done, runtime } = take_up(&self.status())?;
+        let TakenUp { policy, member, begun, done, runtime } = take_up(&self.known()?)?;
         if matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData)) {
             return None;
         }
@@ -185,7 +186,7 @@ impl Orphan {
         let FlowRecord { id, processes, info, legs, generations, announced, .. } = left.record.clone();
         let flow = Arc::new(Flow {
             id,
-            info,
+            info: info.with_member(member),
             legs,
             generations: generations.map(Into::into),
             replaced: Mutex::default(),

@@ -84,6 +84,8 @@ pub(crate) struct FlowRecord {
     pub splices: u32,
     /// Its legs, if it was released. Otherwise the data path has their records.
     pub released: Option<Pair<Released>>,
+    /// What its caller has said of it: [`Finish::description`](crate::Finish).
+    pub description: Option<String>,
 }
 
 impl FlowRecord {
@@ -120,6 +122,7 @@ impl FlowRecord {
             since: now.since,
             splices: now.splices,
             released: None,
+            description: if let Purpose::Streams(done) = purpose { done.description() } else { None },
         }
     }
 
@@ -170,6 +173,7 @@ impl FlowRecord {
         texts.into_iter().for_each(|text| put_text(&mut to, text));
         to.put_u8(u8::from(self.released.is_some()));
         self.released.iter().flat_map(|released| released.iter()).for_each(|leg| leg.write(&mut to));
+        put_text(&mut to, self.description.as_deref());
         to
     }
 
@@ -208,6 +212,7 @@ impl FlowRecord {
             0 => None,
             _ => Some(Pair::new(Released::read(from)?, Released::read(from)?)),
         };
+        let description = get_text(from).unwrap_or_default(); // one that was written before there was this has none
         Ok(FlowRecord {
             id,
             processes,
@@ -226,6 +231,7 @@ impl FlowRecord {
             since,
             splices,
             released,
+            description,
         })
     }
 }
@@ -310,6 +316,7 @@ mod tests {
             since: Pair::new(5, 6),
             splices: 9,
             released: None,
+            description: Some("{}".into()),
         }
     }
 

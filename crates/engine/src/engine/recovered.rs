@@ -18,8 +18,17 @@ use tokio::runtime::Handle;
 /// may have ended while no process ran. As long as the queue of the access log, which gets them next.
 const EARLY: usize = 8192;
 
-type Tell = Arc<dyn Fn(Ended, Option<&FlowStatus>) + Send + Sync>;
-type TakeUp = Arc<dyn Fn(&FlowStatus) -> Option<TakenUp> + Send + Sync>;
+type Tell = Arc<dyn Fn(Ended, Option<&EarlierFlow>) + Send + Sync>;
+type TakeUp = Arc<dyn Fn(&EarlierFlow) -> Option<TakenUp> + Send + Sync>;
+
+/// What an earlier process has written of a flow.
+#[derive(Clone, Debug)]
+pub struct EarlierFlow {
+    /// Its status now.
+    pub status: FlowStatus,
+    /// What its caller said of it: [`Finish::description`](crate::Finish).
+    pub description: Option<String>,
+}
 
 /// Called once a flow of an earlier process goes on.
 pub(crate) type Begun = Box<dyn FnOnce() + Send>;
@@ -28,6 +37,8 @@ pub(crate) type Begun = Box<dyn FnOnce() + Send>;
 pub struct TakenUp {
     /// Its policy.
     pub policy: Arc<Policy>,
+    /// The server of a pool, if it is one: [`FlowInfo::with_member`](crate::FlowInfo).
+    pub member: Option<Arc<str>>,
     /// Called once it is listed, and takes commands.
     pub begun: Begun,
     /// Called at its end.
@@ -47,7 +58,7 @@ pub(crate) struct Recovered {
 
 enum To {
     /// Nowhere yet: the records so far, and how many more there were.
-    Early(Vec<(Ended, Option<FlowStatus>)>, usize),
+    Early(Vec<(Ended, Option<EarlierFlow>)>, usize),
     Told(Tell),
 }
 
@@ -69,7 +80,7 @@ impl Recovered {
     }
 
     /// Passes a record on, with the description of the flow, if there is one.
-    pub fn end(&self, ended: Ended, known: Option<&FlowStatus>) {
+    pub fn end(&self, ended: Ended, known: Option<&EarlierFlow>) {
         let tell = match &mut *lock(&self.to) {
             To::Early(all, _) if all.len() < EARLY => return all.push((ended, known.cloned())),
             To::Early(_, missed) => return *missed += 1,

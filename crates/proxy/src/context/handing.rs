@@ -3,8 +3,10 @@
 
 use crate::{
     config::ListenerConfig,
-    context::Live,
+    context::{Live, ServerContext},
     handed::{About, ClientAbout, Handed, Wanted},
+    onward::of_flow::Line,
+    pool::Lease,
 };
 use bytes::Bytes;
 use longsplice_engine::{HandedLeg, Leg};
@@ -63,6 +65,8 @@ impl Handing {
 #[derive(Debug)]
 pub(crate) struct Continued {
     /// When it was accepted.
+    pub accepted: Instant,
+    /// The same without the time in which nobody has read from it, for its time limits.
     pub began: Instant,
     /// See [`ClientAbout::is_known`].
     pub is_known: bool,
@@ -74,6 +78,14 @@ impl ListenerConfig {
     /// Returns whether its connections may go to another process: they need nothing here but their sockets.
     pub(crate) fn lets_go(&self) -> bool {
         self.tap.is_none() && self.binds() && !self.is_between_hosts() && !self.shows_clients
+    }
+}
+
+impl ServerContext {
+    /// Returns a lease on the server of a pool that a connection already has.
+    pub(crate) fn lease_of(&self, line: &Line) -> Option<Lease> {
+        let (pool, member) = line.member.as_ref()?;
+        self.opened().pools.get(pool)?.lease_again(member)
     }
 }
 
@@ -103,7 +115,8 @@ impl Live {
         let Some(HandedLeg { about: leg, socket }) = handed else { return false };
         let requests = requests.map(|(count, since)| (count, since.into()));
         let (name, protocol, began) = (name.to_owned(), protocol.to_owned(), began.into());
-        let about = About::Client(Box::new(ClientAbout { name, protocol, leg, began, is_known, requests }));
+        let left = Instant::now().into();
+        let about = About::Client(Box::new(ClientAbout { name, protocol, leg, began, left, is_known, requests }));
         to.clients.push(Handed { about, sockets: vec![socket], in_hand: [const { Bytes::new() }; 2] });
         true
     }

@@ -11,7 +11,7 @@ use crate::{
 };
 use longsplice_engine::{Ended, Finish, FlowInfo};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// Method, path and status of a request that leads to a relay.
 type Asked = (String, Option<String>, Option<u16>);
@@ -40,16 +40,47 @@ pub(crate) struct Earlier {
     pub member: Option<(Arc<str>, Arc<str>)>,
 }
 
-/// The description for another process.
+/// The description for another process. It is written at each splice, so that what is not there takes no room.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
-    started: Moment,
+    pub started: Moment,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     passed: Option<[u64; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     route: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     command: Option<Command>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     connect_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     http: Option<Asked>,
+    /// Names of a pool and its server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<(String, String)>,
+}
+
+impl Line {
+    /// Describes what was said of a flow. `None`: nothing, or nothing that is understood.
+    pub fn of(description: Option<&str>) -> Option<Line> {
+        serde_json::from_str(description?).ok()
+    }
+
+    /// Describes a flow of which nothing was said.
+    pub fn since(started: Instant) -> Line {
+        let (passed, route, command, connect_ms, http, member) = (None, None, None, None, None, None);
+        Line { started: started.into(), passed, route, command, connect_ms, http, member }
+    }
+
+    /// Fills in a line of the access log.
+    pub fn note(self, record: &mut Record) {
+        (record.pool, record.member) = self.member.map(|(pool, name)| (pool.into(), name.into())).unzip();
+        (record.route, record.command, record.connect_ms) = (self.route, self.command, self.connect_ms);
+        if let Some((method, uri, status)) = self.http {
+            (record.method, record.uri, record.status) = (Some(method), uri, status);
+        }
+        let [up, down] = self.passed.unwrap_or_default();
+        (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
+    }
 }
 
 impl Finish for OfFlow {

@@ -23,17 +23,19 @@ use tokio::time::sleep_until;
 
 /// Serves one connection up to the relay, and makes sure that it gets its line in the access log.
 pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
-    let (started, is_known) =
-        live.continued.as_ref().map_or_else(|| (Instant::now(), false), |c| (c.began, c.is_known));
+    let (started, began, is_known) = live
+        .continued
+        .as_ref()
+        .map_or_else(|| (Instant::now(), Instant::now(), false), |c| (c.accepted, c.began, c.is_known));
     let listener = &front.listener;
-    let (mut client, mut buffer) = (client, HandshakeBuffer::new(started));
+    let (mut client, mut buffer) = (client, HandshakeBuffer::new(began));
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
     let mut header = Some(Ok(()));
     if !is_known {
         if listener.proxy_protocol.expects(client.remote().ip())
-            && goes(&live, listener, &mut client, (started, false)).await
+            && goes(&live, listener, &mut client, (began, false)).await
         {
             return;
         }

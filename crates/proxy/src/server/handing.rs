@@ -15,7 +15,7 @@ use std::{
     collections::{HashMap, HashSet},
     os::fd::OwnedFd,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{task::yield_now, time::timeout};
 
@@ -83,7 +83,7 @@ impl Server {
                 (About::Flow(about), Some(client), Some(server)) => {
                     let CopiedAbout { flow, line, triggers } = *about;
                     let front = front_of(&fronts, flow.name.as_deref(), &flow.protocol);
-                    let line = serde_json::from_str(&line).ok();
+                    let line = Line::of(Some(&line));
                     let Some((front, line)) = front.zip(line) else {
                         let legs = flow.legs.zip(Pair::new(client, server));
                         let legs = legs.map(|(about, socket)| HandedLeg { about, socket });
@@ -92,28 +92,24 @@ impl Server {
                     };
                     let [up, down] = in_hand;
                     let (sockets, in_hand) = (Pair::new(client, server), Pair::new(up, down));
-                    let lease = self.lease_of(&line);
+                    let lease = self.shared.lease_of(&line);
                     relay(&self.shared, &front, (flow, line, lease), (sockets, in_hand), (triggers, number));
                 }
                 _ => tracing::warn!("a connection of the process before has other sockets than it should"),
             }
         }
     }
-
-    /// Returns a lease on the server of a pool that a connection already has.
-    fn lease_of(&self, line: &Line) -> Option<Lease> {
-        let (pool, member) = line.member.as_ref()?;
-        self.shared.opened().pools.get(pool)?.lease_again(member)
-    }
 }
 
 /// Goes on with a client who has said nothing that was not answered. `number`: index of the worker, if it is free.
 fn serve(shared: &Arc<ServerContext>, front: &Arc<Front>, (about, socket): (ClientAbout, OwnedFd), number: usize) {
-    let ClientAbout { leg, began, is_known, requests, .. } = about;
+    let ClientAbout { leg, began, left, is_known, requests, .. } = about;
     let expects = !is_known && front.listener.proxy_protocol.expects(leg.remote.ip());
     let mut live = Live::taken_up(shared, front, (!expects).then(|| leg.source().ip()));
-    let requests = requests.map(|(count, since)| (count, since.into()));
-    live.continued = Some(Box::new(Continued { began: began.into(), is_known, requests }));
+    // its time limits go on now, however long it took until somebody reads from it again
+    let (away, accepted) = (left.age(), Instant::from(began));
+    let requests = requests.map(|(count, since)| (count, Instant::from(since) + away));
+    live.continued = Some(Box::new(Continued { accepted, began: accepted + away, is_known, requests }));
     let seat = shared.loads.seat(number);
     let (runtime, front) = (seat.runtime().clone(), front.clone());
     live.seat = Some(seat);

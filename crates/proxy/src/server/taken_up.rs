@@ -4,12 +4,9 @@ use super::door::Door;
 use crate::{
     context::{Front, Fronts, Live, ServerContext},
     log::access_log::Record,
-    onward::{
-        Relayed,
-        of_flow::{Earlier, OfFlow},
-    },
+    onward::of_flow::{Line, OfFlow},
 };
-use longsplice_engine::{Ended, FlowStatus, TakenUp};
+use longsplice_engine::{EarlierFlow, Ended, FlowStatus, TakenUp};
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
@@ -24,9 +21,8 @@ pub(super) fn take_up(shared: &Arc<ServerContext>, doors: &[Door]) {
     let of_all = fronts.clone();
     shared.splicer.on_recovered_end(move |ended, known| {
         if let Some(shared) = of_earlier.upgrade() {
-            let front = known.and_then(|flow| front_of(&of_all, flow));
-            let mut record = record(front.as_deref(), &ended, known);
-            record.duration_ms = ended.duration_ms;
+            let front = known.and_then(|flow| front_of(&of_all, &flow.status));
+            let record = record(front.as_deref(), &ended, known);
             front.into_iter().for_each(|front| front.summed.add(&record));
             shared.write(record);
         }
@@ -42,41 +38,46 @@ fn front_of(fronts: &HashMap<String, Fronts>, flow: &FlowStatus) -> Option<Arc<F
 }
 
 /// Returns how a flow goes on. `None`: there is no listener of that name and protocol any more.
-fn taken_up(shared: &Weak<ServerContext>, fronts: &HashMap<String, Fronts>, flow: &FlowStatus) -> Option<TakenUp> {
-    let (shared, front) = (shared.upgrade()?, front_of(fronts, flow)?);
-    let live = Live::taken_up(&shared, &front, Some(flow.client.ip()));
-    let age = Duration::from_millis(flow.age_ms);
-    let started = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
-    let done = OfFlow {
-        relayed: Relayed { live, started, passed: None },
-        listener: front.listener.protocol.name(),
-        lease: None,
-        route: None,
-        command: None,
-        connect_ms: None,
-        http: None,
-        earlier: Some(Box::new(Earlier { processes: flow.processes, member: None })),
-    };
-    let (id, triggers, front_of_triggers) = (flow.id, shared.triggers.clone(), front.clone());
+fn taken_up(shared: &Weak<ServerContext>, fronts: &HashMap<String, Fronts>, flow: &EarlierFlow) -> Option<TakenUp> {
+    let EarlierFlow { status, description } = flow;
+    let (shared, front) = (shared.upgrade()?, front_of(fronts, status)?);
+    let live = Live::taken_up(&shared, &front, Some(status.client.ip()));
+    let line = Line::of(description.as_deref()).unwrap_or_else(|| Line::since(started(status)));
+    let lease = shared.lease_of(&line);
+    let member = lease.as_ref().map(|lease| lease.0.label.clone());
+    let done = OfFlow::going_on(line, live, &front, lease, status.processes);
+    let (id, triggers, front_of_triggers) = (status.id, shared.triggers.clone(), front.clone());
     let begun = move || triggers.begin(id, &front_of_triggers.listener.triggers, &front_of_triggers.taps, None);
     Some(TakenUp {
         policy: front.policy.clone(),
+        member,
         begun: Box::new(begun),
         done: Box::new(done),
-        runtime: shared.loads.runtime(flow.id as usize).clone(),
+        runtime: shared.loads.runtime(status.id as usize).clone(),
     })
 }
 
-fn record(front: Option<&Front>, ended: &Ended, known: Option<&FlowStatus>) -> Record {
+fn started(flow: &FlowStatus) -> Instant {
+    let age = Duration::from_millis(flow.age_ms);
+    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
+}
+
+fn record(front: Option<&Front>, ended: &Ended, known: Option<&EarlierFlow>) -> Record {
     let listener = front.map_or("recovered", |front| front.listener.protocol.name());
-    let mut record = Record::new(listener, known.and_then(|flow| flow.listen), ended.client);
+    let status = known.map(|flow| &flow.status);
+    let mut record = Record::new(listener, status.and_then(|flow| flow.listen), ended.client);
     record.ended(ended);
     record.server = Some(ended.server);
-    record.target = Some(known.map_or_else(|| ended.server.to_string(), |flow| flow.target.clone()));
-    if let Some(flow) = known {
+    record.target = Some(status.map_or_else(|| ended.server.to_string(), |flow| flow.target.clone()));
+    record.duration_ms = ended.duration_ms;
+    if let Some(flow) = status {
         record.name = flow.name.as_deref().map(Arc::from);
         record.user.clone_from(&flow.user);
         record.processes = Some(flow.processes);
+    }
+    if let Some(line) = Line::of(known.and_then(|flow| flow.description.as_deref())) {
+        record.duration_ms = line.started.age().as_millis() as u64;
+        line.note(&mut record);
     }
     record
 }
