@@ -146,6 +146,69 @@ fn replies_that_nobody_asked_for() {
     assert_eq!(hows, ["bad-reply", "bad-reply", "bad-reply", "closed", "closed"]);
 }
 
+/// A server that always says that it will reply soon, or whose reply has no end that the client sees, keeps no session.
+#[test]
+#[ignore = "root"]
+fn replies_without_an_end() {
+    const MOST: usize = 1000;
+    let place = Place::new("limits = { reply = 2 }");
+    let soon = |count| "150 soon\r\n".repeat(count);
+    let hears = |client: &mut Talk, count| (0..count).all(|_| client.reply().1 == "150 soon\r\n");
+    let ends = |mut client: Talk, mut server: Talk| {
+        let (code, text) = client.reply();
+        assert!(code == 421 && text.contains("preliminary"), "{text}");
+        assert!(client.is_over() && server.is_over());
+    };
+    for verb in ["NOOP", "FEAT"] {
+        let (mut client, mut server) = place.session();
+        for last in ["200 done\r\n", "150 soon\r\n"] {
+            client.send(format!("{verb}\r\n").as_bytes());
+            assert_eq!(server.line().unwrap(), format!("{verb}\r\n"));
+            server.send((soon(MOST) + last).as_bytes());
+            assert!(hears(&mut client, MOST));
+            if last.starts_with('2') {
+                assert_eq!(client.reply().1, last, "there may be that many");
+            }
+        }
+        ends(client, server);
+    }
+    // in the middle of a transfer
+    let (mut client, mut server) = place.session();
+    let data = place.lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, 0)).unwrap());
+    client.send(b"PASV\r\n");
+    offer(&mut server, data.local_addr().unwrap());
+    let stream = place.connect(client.passive_reply());
+    client.send(b"RETR x\r\n");
+    let theirs = data.accept().unwrap();
+    assert_eq!(server.line().unwrap(), "RETR x\r\n");
+    server.send(soon(MOST + 1).as_bytes());
+    assert!(hears(&mut client, MOST));
+    ends(client, server);
+    drop((stream, theirs));
+    // the proxy's own question: the client sees nothing of it
+    let (mut client, mut server) = place.session();
+    client.send(b"PASV\r\n");
+    assert_eq!(server.line().unwrap(), "PASV\r\n");
+    server.send(soon(MOST + 1).as_bytes());
+    ends(client, server);
+    let (mut client, mut server) = place.session();
+    client.send(b"PASV\r\n");
+    assert_eq!(server.line().unwrap(), "PASV\r\n");
+    let endless = thread::spawn(move || while server.try_send(b"227-and so on\r\n").is_ok() {});
+    assert_eq!(client.reply().0, 421);
+    assert!(client.is_over());
+    endless.join().unwrap();
+    // a greeting
+    let (mut client, mut server) = (place.client(), Talk::of(place.door.accept().unwrap().0));
+    server.send(soon(MOST + 1).as_bytes());
+    assert!(hears(&mut client, MOST));
+    ends(client, server);
+    let records = place.end();
+    let hows: Vec<&str> =
+        records.iter().filter(|r| r["method"].is_null()).map(|r| r["how"].as_str().unwrap()).collect();
+    assert_eq!(hows, ["bad-reply", "bad-reply", "bad-reply", "bad-reply", "timeout", "bad-reply"]);
+}
+
 /// Whatever address a reply has: the member of a cluster, or the server behind NAT, that has the control connection.
 #[test]
 #[ignore = "root"]

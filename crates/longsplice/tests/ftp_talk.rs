@@ -2,7 +2,7 @@
 
 use nix::sys::socket::{MsgFlags, send};
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
     time::Duration,
@@ -29,7 +29,12 @@ impl Talk {
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.get_mut().write_all(bytes).unwrap();
+        self.try_send(bytes).unwrap();
+    }
+
+    /// Sends bytes to a host that may have left.
+    pub fn try_send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
     }
 
     /// Sends bytes of which the last is urgent.
@@ -44,7 +49,7 @@ impl Talk {
         match self.stream.read_until(b'\n', &mut line) {
             Ok(0) => None,
             Ok(_) => Some(String::from_utf8_lossy(&line).into_owned()),
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => None,
             Err(e) => panic!("{e}"),
         }
     }

@@ -16,6 +16,7 @@ pub mod address;
 mod data;
 pub mod line;
 mod login;
+mod replies;
 mod service;
 mod setup;
 mod transfer;
@@ -40,6 +41,7 @@ use data::{Doors, End, Line, Plan};
 use line::{Command, LINE_MAX, LineError, MARK, ReplyLine, SYNCH, encode_line, parse_command, parse_reply_line};
 use login::Phase;
 use longsplice_engine::{EndReason, Ended, FlowInfo, Leftovers, Leg, LegOfProxy, Listener};
+use replies::Progress;
 pub use service::open;
 use std::{
     future::{pending, poll_fn},
@@ -544,12 +546,27 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the next line of a reply.
-    async fn hear_line(&mut self, within: Option<u16>) -> Result<ReplyLine, Next> {
+    /// Waits for the next line of a reply. Returns the code of the reply that ends with it, too.
+    async fn hear_line(&mut self, progress: &mut Progress) -> Result<(ReplyLine, Option<u16>), Next> {
         let limit = self.front.listener.limits.reply;
-        match self.hear(Hear::None, within, limit, None).await? {
-            Heard::Reply(line) => Ok(line),
+        match self.hear(Hear::None, progress.within(), limit, None).await? {
+            Heard::Reply(line) => {
+                let code = self.note(progress, &line).await?;
+                Ok((line, code))
+            }
             _ => Err(self.late().await),
+        }
+    }
+
+    /// Takes note of a line of a reply. Returns the code of the reply that ends with it.
+    async fn note(&mut self, progress: &mut Progress, line: &ReplyLine) -> Result<Option<u16>, Next> {
+        match progress.note(line) {
+            Ok(code) => Ok(code),
+            Err(no_end) => {
+                let why = format!("from the server: {no_end}");
+                self.tell(421, &format!("Closing: {why}")).await?;
+                Err(Next::Fault(Fault::BadReply(why)))
+            }
         }
     }
 
@@ -562,21 +579,22 @@ impl Session<'_> {
         }
     }
 
-    /// Hears a reply to its end, for ourselves. Returns its code and its last line. `first`: the code of its lines before.
-    async fn hear_reply(&mut self, first: Option<u16>) -> Result<(u16, Vec<u8>), Next> {
-        let mut within = first;
-        loop {
-            let line = self.hear_line(within).await?;
-            match (line.is_last, line.code) {
-                (true, 421) => {
+    /// Hears a reply to its end, for ourselves. Returns its code and its last line. Nobody else sees its lines, so the last one
+    /// is not waited for once the time for one is over.
+    async fn hear_reply(&mut self) -> Result<(u16, Vec<u8>), Next> {
+        let until = Instant::now() + self.front.listener.limits.reply;
+        let mut progress = Progress::default();
+        while Instant::now() < until {
+            match self.hear_line(&mut progress).await? {
+                (line, Some(421)) => {
                     self.tell_line(&line.text).await?;
                     return Err(Next::Close);
                 }
-                (true, 200..) => return Ok((line.code, line.text)),
-                (true, _) => within = None,
-                (false, code) => within = Some(code),
+                (line, Some(code @ 200..)) => return Ok((code, line.text)),
+                _ => {}
             }
         }
+        Err(self.late().await)
     }
 
     /// Passes a line of the server on.
@@ -595,14 +613,12 @@ impl Session<'_> {
 
     /// Passes a reply on, however long it is. Returns its code.
     async fn relay_reply(&mut self) -> Result<u16, Next> {
-        let mut within = None;
+        let mut progress = Progress::default();
         loop {
-            let line = self.hear_line(within).await?;
+            let (line, code) = self.hear_line(&mut progress).await?;
             self.pass_line(&line).await?;
-            match (line.is_last, line.code) {
-                (true, 200..) => return Ok(line.code),
-                (true, _) => within = None,
-                (false, code) => within = Some(code),
+            if let Some(code @ 200..) = code {
+                return Ok(code);
             }
         }
     }
@@ -623,7 +639,7 @@ impl Session<'_> {
     async fn look_where(&mut self) -> Result<(), Next> {
         if self.front.listener.rules.know_paths() {
             self.send(&Command::new("PWD", "")).await?;
-            let (code, text) = self.hear_reply(None).await?;
+            let (code, text) = self.hear_reply().await?;
             self.state.directory = if code == 257 { verb::parse_257(&text) } else { None };
         }
         Ok(())
@@ -633,12 +649,13 @@ impl Session<'_> {
     async fn features(&mut self, command: &Command) -> Result<(), Next> {
         self.send(command).await?;
         let protect = self.ftp.options.tls == FtpTls::Relay;
-        let (mut within, mut missing) = (None, vec!["EPRT", "EPSV"]);
+        let (mut progress, mut missing) = (Progress::default(), vec!["EPRT", "EPSV"]);
         loop {
-            let line = self.hear_line(within).await?;
-            let is_middle = within.is_some() && !line.is_last;
+            let is_first = progress.within().is_none();
+            let (line, code) = self.hear_line(&mut progress).await?;
+            let is_middle = !is_first && !line.is_last;
             missing.retain(|name| !line.text.trim_ascii().eq_ignore_ascii_case(name.as_bytes()));
-            if line.is_last && within.is_some() && line.code == 211 {
+            if !is_first && code == Some(211) {
                 for name in std::mem::take(&mut missing) {
                     self.tell_raw(format!(" {name}\r\n").as_bytes()).await?;
                 }
@@ -646,10 +663,8 @@ impl Session<'_> {
             if !(is_middle && verb::is_left_out(&line.text, protect)) {
                 self.pass_line(&line).await?;
             }
-            match (line.is_last, line.code) {
-                (true, 200..) => return Ok(()),
-                (true, _) => within = None,
-                (false, code) => within = Some(code),
+            if let Some(200..) = code {
+                return Ok(());
             }
         }
     }

@@ -124,7 +124,7 @@ impl Session<'_> {
         self.call().await?;
         self.state.user = Some(user.clone());
         self.send(&Command::new("USER", user)).await?;
-        match self.hear_reply(None).await? {
+        match self.hear_reply().await? {
             (331, _) => self.pass_on(&Command::new("PASS", password)).await.map(drop),
             (_, text) => self.tell_line(&text).await,
         }
@@ -176,7 +176,7 @@ impl Session<'_> {
                 _ => Err(Next::Close),
             };
         }
-        match self.hear_reply(None).await? {
+        match self.hear_reply().await? {
             (200..=299, _) => Ok(()),
             (code, text) => {
                 self.tell_line(&text).await?;

@@ -116,13 +116,13 @@ impl Session<'_> {
                 IpAddr::V6(_) => Command::new("EPRT", encode_eprt(at)),
             };
             self.send(&command).await?;
-            return match self.hear_reply(None).await? {
+            return match self.hear_reply().await? {
                 (200..=299, _) => Ok(Some((Way::Awaited(at), Some(door)))),
                 (_, text) => self.tell_line(&text).await.map(|()| None),
             };
         }
         self.send(&Command::new(if is_ipv4 { "PASV" } else { "EPSV" }, "")).await?;
-        let port = match self.hear_reply(None).await? {
+        let port = match self.hear_reply().await? {
             (227, text) if is_ipv4 => parse_227(&text),
             (229, text) if !is_ipv4 => parse_229(&text),
             (400.., text) => return self.tell_line(&text).await.map(|()| None),

@@ -4,6 +4,7 @@ use super::{
     Hear, Heard, Next, Session,
     data::{self, Doors, Line},
     line::Command,
+    replies::Progress,
 };
 use crate::fault::{Fault, Step};
 use longsplice_engine::Leg;
@@ -78,17 +79,16 @@ impl Session<'_> {
     }
 
     async fn replies(&mut self, transfer: &mut Transfer) -> Result<(), Next> {
-        let (mut within, mut hear) = (None, Hear::Meanwhile);
+        let (mut progress, mut hear) = (Progress::default(), Hear::Meanwhile);
         while transfer.replies > 0 {
             let late = if transfer.is_over { SECOND_REPLY } else { self.front.listener.limits.reply };
             let door = transfer.doors.server.as_ref().filter(|_| transfer.waiting.is_some());
-            match self.hear(hear, within, late, door).await? {
+            match self.hear(hear, progress.within(), late, door).await? {
                 Heard::Data(Ok(server)) => self.join(transfer, server).await,
                 Heard::Data(Err(error)) => self.give_up(transfer, &error),
                 Heard::Reply(line) => {
-                    within = if line.is_last { None } else { Some(line.code) };
-                    if line.is_last {
-                        self.judge_reply(transfer, line.code).await;
+                    if let Some(code) = self.note(&mut progress, &line).await? {
+                        self.judge_reply(transfer, code).await;
                     }
                     self.pass_line(&line).await?;
                 }
