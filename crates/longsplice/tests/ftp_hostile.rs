@@ -469,6 +469,58 @@ fn marks_are_urgent_both_ways() {
     place.end();
 }
 
+/// A server that does not know ABOR, or does not hear it, learns from its data connection that the transfer is over; so does a client
+/// whose server has made none.
+#[test]
+#[ignore = "root"]
+fn servers_that_do_not_break_off() {
+    for data in ["passive", "active"] {
+        let place = Place::new(&format!("ftp.data = \"{data}\""));
+        let (mut client, mut server) = place.session();
+        for knows in [Some("502 what?\r\n"), None] {
+            let door = place.lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, 0)).unwrap());
+            client.send(b"PASV\r\n");
+            match data {
+                "passive" => offer(&mut server, door.local_addr().unwrap()),
+                _ => {
+                    assert!(server.line().unwrap().starts_with("PORT "));
+                    server.send(b"200 ok\r\n");
+                }
+            }
+            let stream = place.connect(client.passive_reply());
+            client.send(b"RETR x\r\n");
+            assert_eq!(server.line().unwrap(), "RETR x\r\n");
+            let theirs = (data == "passive").then(|| door.accept().unwrap().0);
+            server.send(b"150 go\r\n");
+            assert_eq!(client.reply().0, 150);
+            client.send(b"ABOR\r\n");
+            if let Some(reply) = knows {
+                assert_eq!(server.line().unwrap(), "ABOR\r\n");
+                server.send(reply.as_bytes());
+                assert_eq!(client.reply().1, reply);
+            }
+            for end in [Some(stream), theirs].iter_mut().flatten() {
+                assert_eq!(end.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+            }
+            server.send(b"426 broken\r\n");
+            assert_eq!(client.reply().0, 426);
+            if knows.is_none() {
+                assert_eq!(server.line().unwrap(), "ABOR\r\n");
+                server.send(b"225 nothing to break off\r\n");
+                assert_eq!(client.reply().0, 225);
+            }
+            client.send(b"NOOP\r\n");
+            assert_eq!(server.line().unwrap(), "NOOP\r\n");
+            server.send(b"200 ok\r\n");
+            assert_eq!(client.reply().0, 200);
+        }
+        drop((client, server));
+        let records = place.end();
+        let codes: Vec<_> = records.iter().filter_map(|r| r["status"].as_u64()).collect();
+        assert_eq!(codes, [426, 426], "{records:#?}");
+    }
+}
+
 #[test]
 #[ignore = "root"]
 fn tls_is_relayed_whole() {

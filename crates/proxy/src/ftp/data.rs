@@ -208,7 +208,7 @@ async fn settled(mut events: FlowEvents, id: u64) {
     }
 }
 
-/// Resets both connections of a transfer that the server has refused.
+/// Resets both connections of a transfer that the server has refused, or the client has broken off.
 pub(crate) fn reset(splicer: &Splicer, flow: u64) {
     splicer.command(flow, Command::Reset);
 }

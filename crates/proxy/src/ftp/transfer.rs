@@ -7,14 +7,23 @@ use super::{
     replies::Progress,
 };
 use crate::fault::{Fault, Step};
-use longsplice_engine::Leg;
-use std::{io, sync::Arc, time::Duration};
+use longsplice_engine::{Leg, LegOfProxy};
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::time::timeout;
 
 /// Data connections of a session that may still be closing when another one begins.
 const CLOSING_MAX: usize = 8;
 /// Time for the second of the two replies to an ABOR (RFC 959, 4.1.3). Some servers send one.
 const SECOND_REPLY: Duration = Duration::from_secs(5);
+
+/// Time within which a server replies to a command and the ABOR that breaks it off: some round trips of a slow way. Servers do not
+/// hear ABOR while they wait for data or for room to send, or want it with the signs of Telnet (vsftpd) or without (pure-ftpd), or
+/// wait for the end of the data connection before they reply to it (proftpd). All of them notice if that is reset.
+const BROKEN_OFF_WITHIN: Duration = Duration::from_secs(2);
 
 /// A transfer whose command the server has.
 struct Transfer {
@@ -32,6 +41,8 @@ struct Transfer {
     replies: usize,
     /// Of these, those to STAT. They may come before that to the transfer.
     questions: usize,
+    /// The client has broken it off: when its data connections are reset.
+    reset_at: Option<Instant>,
 }
 
 /// Whether this is a reply to a command whose transfer has failed. Some servers reply to ABOR before they do so to that command; they
@@ -66,8 +77,17 @@ impl Session<'_> {
             Some(server) => (Some(data::join(self, client, server, &line).await), None),
             None => (None, Some(client)),
         };
-        let mut transfer =
-            Transfer { line, flow, waiting, doors, has_begun: false, is_over: false, replies: 1, questions: 0 };
+        let mut transfer = Transfer {
+            line,
+            flow,
+            waiting,
+            doors,
+            has_begun: false,
+            is_over: false,
+            replies: 1,
+            questions: 0,
+            reset_at: None,
+        };
         let done = match self.send(command).await {
             Ok(()) => self.replies(&mut transfer).await,
             Err(next) => Err(next),
@@ -81,7 +101,11 @@ impl Session<'_> {
     async fn replies(&mut self, transfer: &mut Transfer) -> Result<(), Next> {
         let (mut progress, mut hear) = (Progress::default(), Hear::Meanwhile);
         while transfer.replies > 0 {
-            let late = if transfer.is_over { SECOND_REPLY } else { self.front.listener.limits.reply };
+            let late = match transfer.reset_at {
+                Some(at) => at.saturating_duration_since(Instant::now()),
+                None if transfer.is_over => SECOND_REPLY,
+                None => self.front.listener.limits.reply,
+            };
             let door = transfer.doors.server.as_ref().filter(|_| transfer.waiting.is_some());
             match self.hear(hear, progress.within(), late, door).await? {
                 Heard::Data(Ok(server)) => self.join(transfer, server).await,
@@ -94,6 +118,7 @@ impl Session<'_> {
                 }
                 Heard::Command(command) => self.pass_meanwhile(transfer, &command).await?,
                 Heard::Waiting => hear = Hear::None,
+                Heard::Nothing if transfer.reset_at.is_some() => self.break_off(transfer),
                 Heard::Nothing if transfer.is_over => return Ok(()),
                 // data may take as long as they like
                 Heard::Nothing if Arc::strong_count(&transfer.line) > 1 => {}
@@ -116,6 +141,17 @@ impl Session<'_> {
         transfer.waiting.take().into_iter().for_each(|leg| self.live.shared.splicer.discard(leg));
     }
 
+    /// Resets the data connections of a transfer that the client has broken off. The server may not have made its own yet.
+    fn break_off(&self, transfer: &mut Transfer) {
+        transfer.reset_at = None;
+        transfer.doors.server = None;
+        if let Some(leg) = transfer.waiting.take() {
+            leg.reset_at_close();
+            self.live.shared.splicer.discard(leg);
+        }
+        transfer.flow.into_iter().for_each(|flow| data::reset(&self.live.shared.splicer, flow));
+    }
+
     /// Takes note of what a reply says of the transfer.
     async fn judge_reply(&self, transfer: &mut Transfer, code: u16) {
         match code {
@@ -124,6 +160,8 @@ impl Session<'_> {
                 transfer.questions -= 1;
                 transfer.replies -= 1;
             }
+            // it does not know ABOR, and goes on
+            500..510 if transfer.has_begun && transfer.reset_at.is_some() => transfer.replies -= 1,
             code => {
                 transfer.replies -= 1;
                 if !std::mem::replace(&mut transfer.is_over, true) {
@@ -158,7 +196,10 @@ impl Session<'_> {
             self.log_refused(command, &fault);
             return self.tell(550, &fault.to_string()).await;
         }
-        transfer.questions += usize::from(command.verb == "STAT");
+        match command.verb.as_str() {
+            "STAT" => transfer.questions += 1,
+            _ => transfer.reset_at = transfer.reset_at.or(Some(Instant::now() + BROKEN_OFF_WITHIN)),
+        }
         transfer.replies += 1;
         self.send(command).await
     }
