@@ -17,7 +17,6 @@ use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpStream},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
 use test_case::test_case;
@@ -99,55 +98,6 @@ fn a_plug_without_target_leads_to_where_the_client_wants(family: Family, source:
     proxy.shut_down();
     let rules = lab.forwarder.execute("ip", &[if family == Family::V4 { "-4" } else { "-6" }, "rule"]).unwrap();
     assert!(!rules.contains("fwmark"), "what it has told the routes is taken back: {rules}");
-}
-
-/// Sets it in the end, after a panic, too.
-struct Stops<'a>(&'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-/// A connection whose client was answered in the server's name is spliced and taken back as often as it is told to, under load.
-#[test_case(Family::V4, ""; "v4")]
-#[test_case(Family::V6, ""; "v6")]
-#[test_case(Family::V4, CLIENTS_ADDRESS; "v4, the client's address")]
-#[test_case(Family::V6, CLIENTS_ADDRESS; "v6, the client's address")]
-#[ignore = "root"]
-fn a_connection_changes_sides(family: Family, source: &str) {
-    const TIMES: u64 = 5;
-    let here = Setting::new(&transparent("plug", PORT, &format!("{source}policy = {{ splice = 1_000_000_000_000 }}")));
-    let mut proxy = here.start_with(&["--log-format", "json"]);
-    let server = SERVER.port(family, PORT);
-    here.echo(server);
-    let (mut client, stop) = (here.connect(server), AtomicBool::new(false));
-    let from = client.local_addr().unwrap().to_string();
-    thread::scope(|scope| {
-        let talks = scope.spawn(|| {
-            for n in (0..=u8::MAX).cycle().take_while(|_| !stop.load(Relaxed)) {
-                round_trip(&mut client, &[n; 100_000]);
-            }
-            drop(client);
-        });
-        let stops = Stops(&stop);
-        let id = eventually("a flow", || proxy.flows().pop())["id"].to_string();
-        let bytes = || proxy.flow()["bytes_up"].as_u64();
-        for _ in 0..TIMES {
-            for (command, state) in [("splice", "spliced"), ("unsplice", "copying")] {
-                proxy.client(&[command, &id]);
-                proxy.wait_flow(state);
-                let more = bytes().unwrap() + 300_000;
-                eventually("bytes pass", || (bytes()? > more).then_some(()));
-            }
-        }
-        drop(stops);
-        talks.join().unwrap();
-    });
-    let line = proxy.wait_record(&[&from]);
-    assert_eq!((&line["how"], &line["splices"]), (&"closed".into(), &TIMES.into()), "{line}");
-    proxy.shut_down();
 }
 
 /// A plug that clients know shows its target who comes.

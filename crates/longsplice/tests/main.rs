@@ -9,6 +9,7 @@ mod cost;
 mod descriptors;
 mod edge;
 mod edge_network;
+mod edge_switched;
 mod endings;
 mod events;
 mod examples;

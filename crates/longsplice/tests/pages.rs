@@ -81,7 +81,7 @@ fn the_example_of_http_works() {
 }
 
 /// A ClientHello for this name and protocol.
-fn hello(name: &str, protocol: &str) -> Vec<u8> {
+pub fn hello(name: &str, protocol: &str) -> Vec<u8> {
     let sized = |bytes: Vec<u8>| [&(bytes.len() as u16).to_be_bytes()[..], &bytes].concat();
     let name = sized([&[0][..], &sized(name.as_bytes().to_vec())].concat());
     let protocol = sized([&[protocol.len() as u8], protocol.as_bytes()].concat());
