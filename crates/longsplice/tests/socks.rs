@@ -1,6 +1,6 @@
 //! BIND and UDP ASSOCIATE through the real program, off loopback: connections of BIND are spliced; dante's socksify and PySocks
-//! get through, and so do dig and a browser. Needs root and eBPF, and fails without; Debian packages: dante-client, python3,
-//! python3-socks, python3-websockets, bind9-dnsutils, chromium-headless-shell.
+//! get through, and so do dig, QUIC and a browser. Needs root and eBPF, and fails without; Debian packages: dante-client, python3,
+//! python3-socks, python3-websockets, bind9-dnsutils, chromium-headless-shell, ngtcp2-client, ngtcp2-server, openssl.
 
 use crate::running::{LONGSPLICE, Pins, Running, eventually, round_trip};
 use longsplice_lab::{
@@ -173,6 +173,72 @@ fn datagrams_of_all_sizes(of_client: Family, of_server: Family) {
     eventually("its line", || {
         fs::read_to_string(scene.proxy.access_log()).unwrap().contains("datagrams_up").then_some(())
     });
+}
+
+/// Gives a program that knows nothing of SOCKS an address of its host for a server, by way of an association of the client.
+fn in_datagrams(scene: &Scene, of_client: Family, server: SocketAddr) -> (TcpStream, SocketAddr) {
+    let (control, relay) = scene.ask(of_client, 3, SocketAddr::from(([0, 0, 0, 0], 0)));
+    let outside = scene.datagrams(&control);
+    outside.connect(relay).unwrap();
+    let inside = scene.lab.client.run(|| UdpSocket::bind(CLIENT.port(of_client, 0))).unwrap();
+    let address = inside.local_addr().unwrap();
+    let header = [&[0, 0, 0], &traffic::socks5_address(server)[..]].concat();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 65536];
+        let (n, program) = inside.recv_from(&mut buffer).unwrap();
+        outside.send(&[&header[..], &buffer[..n]].concat()).unwrap();
+        inside.connect(program).unwrap();
+        let [up, down] = [(); 2].map(|()| (inside.try_clone().unwrap(), outside.try_clone().unwrap(), header.clone()));
+        // Both end with the test. The program's socket is closed before the server's last datagrams are here.
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 65536];
+            while let Ok(n) = up.0.recv(&mut buffer) {
+                up.1.send(&[&up.2[..], &buffer[..n]].concat()).unwrap();
+            }
+        });
+        while let Ok(n) = down.1.recv(&mut buffer) {
+            assert!(buffer[..n].starts_with(&down.2), "it comes from the server");
+            let _ = down.0.send(&buffer[down.2.len()..n]);
+        }
+    });
+    (control, address)
+}
+
+/// A client of QUIC downloads a file by HTTP/3: one connection of many datagrams, which both hosts judge.
+#[test_case(Family::V4, Family::V4; "v4")]
+#[test_case(Family::V6, Family::V6; "v6")]
+#[test_case(Family::V4, Family::V6; "v4 to v6")]
+#[ignore = "root"]
+fn quic_passes(of_client: Family, of_server: Family) {
+    const SIZE: usize = 3_000_000;
+    let scene = Scene::new();
+    let (server, path) = (SERVER.port(of_server, PORT), |name: &str| scene.dir.path().join(name).display().to_string());
+    let mut file = vec![0; SIZE];
+    longsplice_lab::pattern::fill(1, 0, &mut file);
+    fs::write(path("file"), &file).unwrap();
+    let (key, certificate, got) = (path("key"), path("certificate"), path("got"));
+    let subject = ["-keyout", &key, "-out", &certificate, "-subj", "/CN=server.test", "-nodes", "-days", "2"];
+    let kind = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"];
+    run(&scene.lab.server, "openssl", &[&kind[..], &subject].concat(), &[]);
+    fs::create_dir(&got).unwrap();
+    let mut serving = scene.lab.server.command("gtlsserver");
+    serving.args(["--quiet", "--htdocs", &path("")]).args([server.ip().to_string(), server.port().to_string()]);
+    let _server = ChildGuard::spawn(serving.args([&key, &certificate])).unwrap();
+    let is_there = || scene.lab.server.execute("ss", &["-Hulnp"]).unwrap().contains("gtlsserver").then_some(());
+    eventually("the server", is_there);
+    let (_control, at) = in_datagrams(&scene, of_client, server);
+    let to = ["--quiet", "--exit-on-all-streams-close", "--download", &got];
+    let (host, port, url) = (at.ip().to_string(), at.port().to_string(), "https://server.test/file");
+    run(&scene.lab.client, "gtlsclient", &[&to[..], &[&host, &port, url]].concat(), &[]);
+    assert!(fs::read(path("got/file")).unwrap() == file);
+    let counters = scene.counters();
+    assert!(
+        counters["udp_down"].as_u64() > Some(SIZE as u64 / 1500) && counters["udp_up"].as_u64() > Some(10),
+        "{counters}"
+    );
+    for nothing in ["udp_dropped", "udp_denied", "udp_strangers", "udp_unasked", "udp_malformed"] {
+        assert_eq!(counters[nothing], 0, "{nothing}: {counters}");
+    }
 }
 
 /// A host that answers datagrams.
