@@ -19,14 +19,37 @@ pub const WRONG: u32 = 100;
 /// Number of addresses that are remembered, about 4 MB. Whoever has more addresses than this is not held up by counting them;
 /// the delay after each failure and the limit of connections still hold.
 const ADDRESSES: usize = 65536;
+/// Time between two looks for addresses that can be forgotten. Each takes a millisecond in which nobody's password is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The failures of a listener's clients.
 #[derive(Debug)]
 pub(crate) struct Failures {
     max: u32,
-    of: Mutex<HashMap<IpAddr, Tries>>,
+    of: Mutex<Remembered>,
     /// A try has ended.
     ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Remembered {
+    tries: HashMap<IpAddr, Tries>,
+    /// When addresses that can be forgotten were looked for.
+    looked: Option<Instant>,
+}
+
+impl Remembered {
+    /// Returns whether there is room for this client.
+    fn has_room(&mut self, client: IpAddr, now: Instant) -> bool {
+        if self.tries.len() < ADDRESSES || self.tries.contains_key(&client) {
+            return true;
+        }
+        if self.looked.is_none_or(|at| now >= at + LOOK_EVERY) {
+            self.tries.retain(|_, tries| tries.running > 0 || tries.count_at(now));
+            self.looked = Some(now);
+        }
+        self.tries.len() < ADDRESSES
+    }
 }
 
 /// The tries of one client.
@@ -77,13 +100,10 @@ impl Failures {
         let now = Instant::now();
         let mut of = self.lock();
         let running = |client| Some(Try { failures: self, client, succeeded: false });
-        if of.len() >= ADDRESSES && !of.contains_key(&client) {
-            of.retain(|_, tries| tries.running > 0 || tries.count_at(now));
-            if of.len() >= ADDRESSES {
-                return Ok(running(None));
-            }
+        if !of.has_room(client, now) {
+            return Ok(running(None));
         }
-        let tries = of.entry(client).or_insert(Tries { failed: 0, running: 0, since: now });
+        let tries = of.tries.entry(client).or_insert(Tries { failed: 0, running: 0, since: now });
         if !tries.count_at(now) {
             (tries.failed, tries.since) = (0, now);
         }
@@ -97,7 +117,7 @@ impl Failures {
         Ok(running(Some(client)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Tries>> {
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -112,11 +132,11 @@ impl Drop for Try<'_> {
     fn drop(&mut self) {
         let Some(client) = self.client else { return };
         let mut of = self.failures.lock();
-        if let Some(tries) = of.get_mut(&client) {
+        if let Some(tries) = of.tries.get_mut(&client) {
             tries.running -= 1;
             tries.failed += u32::from(!self.succeeded);
             if (tries.running, tries.failed) == (0, 0) {
-                of.remove(&client);
+                of.tries.remove(&client);
             }
         }
         drop(of);
@@ -158,7 +178,7 @@ mod tests {
         }
         advance(FORGET).await;
         assert_eq!([tried(&failures, a, GOOD).await, tried(&failures, c, GOOD).await], [Ok(()); 2]);
-        assert_eq!(failures.lock().len(), 0, "nothing is left of who has not failed");
+        assert_eq!(failures.lock().tries.len(), 0, "nothing is left of who has not failed");
     }
 
     /// Whoever asks many times at once has no more tries, and whoever has the right password is not refused for it.
@@ -195,13 +215,25 @@ mod tests {
         assert_eq!(tried(&failures, a, GOOD).await, Err(NoUser::TooMany));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn memory_is_bounded() {
         let failures = Failures::new(1);
-        for n in 0..=u32::try_from(ADDRESSES).unwrap() {
-            assert_eq!(tried(&failures, IpAddr::from(n.to_be_bytes()), WRONG).await, Err(NoUser::Wrong));
+        let all = u32::try_from(ADDRESSES).unwrap();
+        let ip = |n: u32| IpAddr::from(n.to_be_bytes());
+        for n in 0..=all {
+            assert_eq!(tried(&failures, ip(n), WRONG).await, Err(NoUser::Wrong));
         }
-        assert_eq!(failures.lock().len(), ADDRESSES);
-        assert_eq!(tried(&failures, IpAddr::from([0; 4]), WRONG).await, Err(NoUser::TooMany));
+        assert_eq!(failures.lock().tries.len(), ADDRESSES);
+        assert_eq!(tried(&failures, ip(0), WRONG).await, Err(NoUser::TooMany));
+        // all are looked through at most once a second
+        let first = failures.lock().looked;
+        assert!(first.is_some());
+        advance(LOOK_EVERY - Duration::from_millis(1)).await;
+        assert_eq!(tried(&failures, ip(all), WRONG).await, Err(NoUser::Wrong));
+        assert_eq!(failures.lock().looked, first, "not for each client");
+        advance(FORGET).await;
+        assert_eq!(tried(&failures, ip(all), WRONG).await, Err(NoUser::Wrong));
+        assert_eq!(failures.lock().tries.len(), 1, "what no longer counts is forgotten");
+        assert_eq!(tried(&failures, ip(all), GOOD).await, Err(NoUser::TooMany));
     }
 }
