@@ -194,7 +194,7 @@ fn what_a_connection_was_charged_with_is_known(family: Family) {
     [&mut of_pool, &mut asked].into_iter().for_each(|stream| round_trip(stream, &[3; 1000]));
     let active = |proxy: &Running| -> Value {
         let pools: Value = serde_json::from_str(&proxy.client(&["pools", "--json"])).unwrap();
-        pools["pools"][0]["servers"][0]["active"].clone()
+        pools[0]["members"][0]["connections"].clone()
     };
     assert_eq!(active(&second), 1, "{}", second.client(&["pools", "--json"]));
     second.client(&["kill", "--member", &format!("servers/{server}")]);
@@ -219,7 +219,7 @@ fn what_a_connection_was_charged_with_is_known(family: Family) {
 #[ignore = "root"]
 fn a_drain_that_outlives_its_process_has_one_line(family: Family, size: usize) {
     let setting =
-        Setting::new(&plug(family, "", "").replace(AT_ONCE, "policy = { splice = \"never\", path = \"any\" }"));
+        Setting::new(&plug(family, "", "").replace(AT_ONCE, "policy = { splice = 100000000, path = \"any\" }"));
     let servers = setting.listen(SERVER.port(family, PORT));
     setsockopt(&servers, RcvBuf, &2000).unwrap();
     let mut first = setting.start();

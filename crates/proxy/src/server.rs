@@ -179,9 +179,9 @@ impl Prepared {
             let of = (listener.clone(), socket);
             doors.push(Door::open((&shared, tpot.as_ref()), of, &opened, (number, None)).await?);
         }
-        taken_up::take_up(&shared, &doors);
         opened.listening = listening(&doors, &opened.pools);
         shared.set_opened(opened);
+        taken_up::take_up(&shared, &doors); // their servers are those of pools
         let (tasks, reloading) = (Vec::new(), tokio::sync::Mutex::default());
         let needs = |of: fn(&ListenerConfig) -> bool| config.listeners.iter().any(of);
         let rings = [ListenerConfig::copies as fn(&ListenerConfig) -> bool, ListenerConfig::holds].map(needs);
