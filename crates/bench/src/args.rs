@@ -42,6 +42,12 @@ pub enum Command {
     /// sleeps of the other for a segment or a connection; for times, chance must not explain it. Takes some three minutes, on a
     /// machine that does nothing else.
     Gate(GateArgs),
+    /// Compare what reloads cost clients with HAProxy and nginx, if they are installed.
+    ///
+    /// Each is a TCP proxy that is reloaded several times a second, while a client connects all the time. Prints how many of its
+    /// connections were refused or reset, how many of those that stay were lost, how fast new ones were served, and how many
+    /// processes there are in the end, with their memory. Takes some minutes, and root.
+    Reloads(ReloadsArgs),
     /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends,
     /// and all programs in it end.
     Shell,
@@ -57,6 +63,18 @@ pub struct GateArgs {
     /// Number of rounds, of which each runs both. Chance explains anything in fewer than six.
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(6..=1000))]
     pub rounds: u32,
+}
+
+/// How often and with what they are reloaded.
+#[derive(Debug, clap::Args)]
+pub struct ReloadsArgs {
+    /// Number of reloads.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub reloads: u32,
+
+    /// Number of connections that begin before each reload, and stay.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub connections: u32,
 }
 
 /// What the demo shows, and where it writes.

@@ -27,6 +27,7 @@ mod rate;
 mod ratio;
 mod readme;
 mod release;
+pub(crate) mod reloads;
 mod report;
 mod results;
 mod segment;

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         None => bench::bench(&args.bench),
         Some(Command::Demo(demo)) => demo::demo(demo),
         Some(Command::Gate(gate)) => bench::gate::gate(gate),
+        Some(Command::Reloads(reloads)) => bench::reloads::reloads(reloads),
         Some(Command::Shell) => shell::shell(),
     };
     longsplice::exit_code("longsplice-bench", outcome)
