@@ -391,9 +391,9 @@ impl Core {
         }
     }
 
-    /// Returns whether commands are accepted.
+    /// Returns whether commands are accepted, if only to be ignored.
     pub fn takes_commands(&self) -> bool {
-        matches!(self.state, State::Copying | State::Draining | State::Settling | State::Closing)
+        matches!(self.state, State::Copying | State::Draining | State::Settling | State::Closing | State::Resetting)
     }
 
     /// Returns whether a stop ends the flow now. One that is about to end may do so.

@@ -61,6 +61,9 @@ pub struct OpenOptions {
     /// Legs that another process hands to this one ([`Splicer::go_on`]).
     #[doc(hidden)]
     pub handed: Vec<Tuple>,
+    /// The highest number of a flow that another process hands to this one.
+    #[doc(hidden)]
+    pub handed_number: u64,
 }
 
 impl Default for OpenOptions {
@@ -71,6 +74,7 @@ impl Default for OpenOptions {
             sources: Vec::new(),
             recovered_idle_limit: Policy::default().idle_limit.get(),
             handed: Vec::new(),
+            handed_number: 0,
         }
     }
 }
@@ -134,6 +138,7 @@ impl Splicer {
         let (keeper, messages) = channel();
         let ports = Ports::new(options.source_ports.clone(), options.sources.clone());
         let engine = Arc::new(Engine::new(Some(datapath), Refusal::Unprivileged, ports, keeper));
+        engine.number_after(options.handed_number);
         adoption::adopt(&engine, options.recovered_idle_limit, &options.handed)?;
         engine.datapath().map_or(Ok(()), |d| paths::follow(&engine, d))?;
         // the thread holds the engine until it is told to stop

@@ -149,14 +149,15 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Opens the engine with the kernel path; if that fails, without it, and logs the reason. `handed`: legs of another process.
-fn open(args: &RunArgs, config: &Config, handed: Vec<Tuple>) -> Result<Splicer, String> {
+/// Opens the engine with the kernel path; if that fails, without it, and logs the reason. `handed`: legs of another process, and the
+/// highest number of a flow.
+fn open(args: &RunArgs, config: &Config, (handed, handed_number): (Vec<Tuple>, u64)) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
         return Ok(Splicer::copying_from(config.engine.sources.clone(), Refusal::Policy));
     }
     remove_leftovers();
-    let mut options = OpenOptions { handed, ..config.engine.clone() };
+    let mut options = OpenOptions { handed, handed_number, ..config.engine.clone() };
     if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
         tracing::warn!("{warning}");
     }
@@ -272,7 +273,8 @@ async fn serve(
         haproxy.take_file();
     }
     let legs = handed.iter().flat_map(|handed| handed.about.recorded()).collect();
-    let splicer = match open(args, prepared.config(), legs) {
+    let last = handed.iter().filter_map(|handed| handed.about.flow()).max().unwrap_or(0);
+    let splicer = match open(args, prepared.config(), (legs, last)) {
         Err(why) if heir.is_some() => {
             tracing::error!(
                 "connections are copied, not spliced, because there is no other process to serve them: {why}"
@@ -281,7 +283,7 @@ async fn serve(
         }
         opened => opened?,
     };
-    handed.iter().filter_map(|handed| handed.about.flow()).for_each(|id| splicer.number_after(id));
+    splicer.number_after(last); // also if it only copies
     let server = match prepared.start(workers, splicer.clone()).await {
         Ok(server) => Arc::new(server),
         Err(e) => {
@@ -349,12 +351,15 @@ async fn serve(
             turn.pass_on_by(move |enforce| client::reload_at(&serves, enforce).map_err(|e| e.to_string()));
             live.abort();
             drop((predecessor, upgrades)); // others who have asked are too late
-            served?;
-            let ending = Ending { drain: Some(Duration::from_secs(args.hand_over_limit)), flush: false };
+            // if nobody serves, whoever supervises the program is to start it again soon
+            let drain = served.is_ok().then(|| Duration::from_secs(args.hand_over_limit));
+            let ending = Ending { drain, flush: false };
             let end = end(&splicer, &reloader, ending, false, (&mut signals, &mut stops, &mut stoppers));
             tokio::join!(end, reloader.turn()); // reloads that have waited are passed on by now
             drop((server, reloader));
-            return Ok(close(splicer, false).map(|()| ExitCode::SUCCESS)?);
+            let closed = close(splicer, false);
+            served?;
+            return Ok(closed.map(|()| ExitCode::SUCCESS)?);
         }
     };
     drop(predecessor);
@@ -449,15 +454,22 @@ async fn admin(of: &AdminConfig, offered: Option<TcpListener>) -> io::Result<Adm
 
 /// Goes on with the connections of the process that has handed over, once that has said so. Returns when it has closed its sockets:
 /// a reload may bind an address again that the new configuration did not have.
-async fn take_connections(heir: Arc<Heir>, handed: Vec<Handed>, server: &Server) {
+async fn take_connections(heir: Arc<Heir>, mut handed: Vec<Handed>, server: &Server) {
     if !handed.is_empty() {
         let of_heir = heir.clone();
         match spawn_blocking(move || of_heir.are_ours()).await.map_err(|e| e.to_string()).and_then(|ours| ours) {
             Ok(()) => {
                 tracing::info!("{} connections go on here", handed.len());
+                handed.iter_mut().for_each(|handed| handed.about.has_moved());
                 server.go_on(handed);
             }
-            Err(why) => tracing::error!("the connections of the process that has handed over are not taken: {why}"),
+            Err(why) => {
+                let n = handed.len();
+                tracing::error!(
+                    "cannot go on with {n} connections of the process that has handed over, and resets them: {why}"
+                );
+                server.reset(handed);
+            }
         }
     }
     let _ = spawn_blocking(move || heir.until_closed()).await;

@@ -345,6 +345,8 @@ fn what_the_new_program_does_not_know_stays() {
     get(&mut idle, 20);
     drop(copied);
     assert!(proxies.first.wait().success(), "{}", proxies.first.messages());
+    let line = proxies.first.records().into_iter().find(|record| record["listener"] == "plug").unwrap();
+    assert_eq!((&line["how"], &line["processes"]), (&"closed".into(), &Value::Null), "{line}");
     get(&mut idle, 30);
     proxies.stop();
 }

@@ -435,8 +435,8 @@ impl CacheInner {
 
     fn damaged(&self, key: Key, file: u64, error: &io::Error) {
         let mut state = self.state();
-        // the file may have been evicted in the meantime
-        if !state.index.files(key).contains(&file) {
+        // it may have been evicted in the meantime, or another process writes it
+        if state.left || !state.index.files(key).contains(&file) {
         } else if error.kind() == io::ErrorKind::NotFound {
             // the process before had a request that invalidates it
             self.remove(&mut state, key, file, Count::Invalidated);

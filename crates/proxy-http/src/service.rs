@@ -93,11 +93,13 @@ impl Service for Http {
         Ok(Arc::new(self.opened(config, pools, &Inherited::default())?))
     }
 
-    fn begin(&self) -> Result<(), StartError> {
-        let begin = |(dir, cache): (&PathBuf, &Arc<Cache>)| {
-            cache.begin(LEAVES_WITHIN).map_err(|source| StartError::Cache { dir: dir.clone(), source })
-        };
-        self.caches.iter().try_for_each(begin)
+    fn begin(&self) {
+        for (dir, cache) in &self.caches {
+            if let Err(error) = cache.begin(LEAVES_WITHIN) {
+                let dir = dir.display();
+                tracing::error!("cannot take over the cache in {dir}: requests are served without it: {error}");
+            }
+        }
     }
 
     fn leave(&self) {

@@ -86,12 +86,11 @@ pub trait Service: Send + Sync {
     /// connections now goes on as it is.
     fn reopen(&self, config: &Config, pools: &Pools) -> Result<Arc<dyn Service>, StartError>;
 
-    /// Takes what another process had when this was opened, and leaves. Blocks until then, for some seconds at most.
-    fn begin(&self) -> Result<(), StartError> {
-        Ok(())
-    }
+    /// Takes what another process had when this was opened, and leaves. Blocks until then, for some seconds at most. What cannot be
+    /// had now, connections are served without.
+    fn begin(&self) {}
 
-    /// Leaves to another process what only one can have. Connections are served without it.
+    /// Leaves to another process what only one can have. Connections are served without it. Blocks.
     fn leave(&self) {}
 
     /// Puts settings of this configuration in force that concern what was open before, too.

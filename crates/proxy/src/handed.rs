@@ -112,11 +112,34 @@ impl Wanted {
 }
 
 impl About {
+    /// It has gone to another process.
+    pub fn has_moved(&mut self) {
+        if let About::Flow(copied) = self {
+            copied.flow.processes += 1;
+        }
+    }
+
     /// Returns the number of sockets.
     pub fn sockets(&self) -> usize {
         match self {
             About::Client(_) => 1,
             About::Flow(_) => 2,
+        }
+    }
+
+    /// Returns name and protocol of its listener.
+    pub fn listener(&self) -> (Option<&str>, &str) {
+        match self {
+            About::Client(client) => (Some(&client.name), &client.protocol),
+            About::Flow(copied) => (copied.flow.name.as_deref(), &copied.flow.protocol),
+        }
+    }
+
+    /// Returns its legs, in the order of its sockets.
+    pub fn legs(self) -> Vec<LegAbout> {
+        match self {
+            About::Client(client) => vec![client.leg],
+            About::Flow(copied) => <[LegAbout; 2]>::from(copied.flow.legs).into(),
         }
     }
 
@@ -127,11 +150,8 @@ impl About {
 
     /// Returns whether another process takes it.
     pub fn is_wanted(&self, by: &Wanted) -> bool {
-        let has = match self {
-            About::Client(client) => by.has(Some(&client.name), &client.protocol),
-            About::Flow(copied) => by.has(copied.flow.name.as_deref(), &copied.flow.protocol),
-        };
-        has && (by.splices || self.recorded().next().is_none())
+        let (name, protocol) = self.listener();
+        by.has(name, protocol) && (by.splices || self.recorded().next().is_none())
     }
 
     /// Returns the legs that the data path has records of.

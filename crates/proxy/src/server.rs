@@ -49,7 +49,7 @@ use std::{
 };
 use tokio::{
     sync::{mpsc::UnboundedReceiver, watch},
-    task::JoinHandle,
+    task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
 
@@ -57,6 +57,8 @@ use tokio::{
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// Time for which [`Server::drain`] waits for the last log lines, tap files and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
+/// Time in which services leave what only one process can have ([`Service::leave`]).
+const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 
 fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Listen { addr, source }
@@ -147,7 +149,8 @@ impl Prepared {
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, events, taps, pools, services, inherited } = self;
-        services.iter().try_for_each(|service| service.begin()).map_err(|e| e.at(&config.places))?;
+        let of_before = services.clone();
+        let _ = spawn_blocking(move || of_before.iter().for_each(|service| service.begin())).await; // nothing of it panics
         let tpot = tpot::open(&config)?;
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
@@ -281,7 +284,10 @@ impl Server {
     /// after its reply: a client may be about to send it. What only one process can have is left.
     pub async fn leave_doors(&self) {
         self.shared.handed_over.store(true, Relaxed);
-        self.shared.opened().services.iter().for_each(|service| service.leave());
+        let opened = self.shared.opened();
+        let leave = spawn_blocking(move || opened.services.iter().for_each(|service| service.leave()));
+        // on a disk that hangs, another process has to do without
+        let _ = timeout(LEAVES_WITHIN, leave).await;
         let tasks: Vec<_> = lock(&self.state).doors.iter_mut().flat_map(Door::leave).collect();
         for task in tasks {
             let _ = task.await; // it has ended, or its runtime has

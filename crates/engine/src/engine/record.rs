@@ -9,14 +9,14 @@ use crate::{
     types::{FlowInfo, FlowState},
 };
 use bytes::{Buf, BufMut, TryGetError};
-use longsplice_datapath::{Connection, Datapath, FlowRecordId, Pair, Released, Tuple};
+use longsplice_datapath::{Connection, Datapath, FlowRecordId, FlowRecords, Pair, Released, Tuple};
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Once,
 };
 
-/// Version of the layout, in the first byte.
-const LAYOUT: u8 = 1;
+/// Version of the layout, in the first byte. The one before has no description, and no records of drains.
+const LAYOUT: u8 = 2;
 
 /// Where the next process finds what it has to know of a flow.
 #[derive(Debug, Default)]
@@ -29,8 +29,9 @@ impl Recorded {
 
     pub fn write(&mut self, d: &Datapath, record: &FlowRecord) {
         static WARNED: Once = Once::new();
-        let (records, contents) = (d.flow_records(), record.to_bytes());
-        match self.0.map_or_else(|| records.put(&contents), |old| records.replace(old, &contents)) {
+        let records = d.flow_records();
+        let put = |contents: &[u8]| self.0.map_or_else(|| records.put(contents), |old| records.replace(old, contents));
+        match put(&record.to_bytes(FlowRecords::MOST)) {
             Ok(at) => self.0 = Some(at),
             Err(error) => WARNED.call_once(|| {
                 tracing::warn!(%error, "cannot write the record of a spliced flow: the next process will not know whose it is; this is said once");
@@ -142,8 +143,8 @@ impl FlowRecord {
         Progress { state: FlowState::Released, copied, spliced, since, splices, ..Progress::new(None) }
     }
 
-    /// Writes it as bytes, in this machine's byte order.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    /// Writes it as bytes, in this machine's byte order. Without its description if there would be more than `most` with it.
+    pub fn to_bytes(&self, most: usize) -> Vec<u8> {
         let mut to = Vec::with_capacity(512);
         to.put_u8(LAYOUT);
         let flags = [self.is_message, self.fin_past, self.is_forced, self.is_draining];
@@ -173,17 +174,19 @@ impl FlowRecord {
         texts.into_iter().for_each(|text| put_text(&mut to, text));
         to.put_u8(u8::from(self.released.is_some()));
         self.released.iter().flat_map(|released| released.iter()).for_each(|leg| leg.write(&mut to));
-        put_text(&mut to, self.description.as_deref());
+        let text = self.description.as_deref().filter(|text| to.len() + size_of::<u16>() + text.len() <= most);
+        put_text(&mut to, text);
         to
     }
 
     /// Reads what [`FlowRecord::to_bytes`] has written. `None` if another version has written it.
     pub fn from_bytes(mut bytes: &[u8]) -> Option<FlowRecord> {
         let from = &mut bytes;
-        (from.try_get_u8().ok()? == LAYOUT).then(|| FlowRecord::read(from).ok()).flatten()
+        let layout = from.try_get_u8().ok()?;
+        (1..=LAYOUT).contains(&layout).then(|| FlowRecord::read(from, layout).ok()).flatten()
     }
 
-    fn read(from: &mut &[u8]) -> Result<FlowRecord, TryGetError> {
+    fn read(from: &mut &[u8], layout: u8) -> Result<FlowRecord, TryGetError> {
         let flags = from.try_get_u8()?;
         let (processes, splices) = (from.try_get_u32_ne()?, from.try_get_u32_ne()?);
         let generations = Pair::new(from.try_get_u32_ne()?, from.try_get_u32_ne()?);
@@ -212,7 +215,7 @@ impl FlowRecord {
             0 => None,
             _ => Some(Pair::new(Released::read(from)?, Released::read(from)?)),
         };
-        let description = get_text(from).unwrap_or_default(); // one that was written before there was this has none
+        let description = if layout == 1 { None } else { get_text(from)? };
         Ok(FlowRecord {
             id,
             processes,
@@ -289,7 +292,6 @@ fn get_text(from: &mut &[u8]) -> Result<Option<String>, TryGetError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longsplice_datapath::FlowRecords;
 
     fn record(listen: &str, target: &str) -> FlowRecord {
         let listen: SocketAddr = listen.parse().unwrap();
@@ -324,8 +326,12 @@ mod tests {
     fn what_is_written_is_read() {
         for listen in ["192.0.2.1:80", "[2001:db8::1]:443"] {
             let one = record(listen, "example.org:443");
-            let other = FlowRecord::from_bytes(&one.to_bytes()).unwrap();
+            let mut bytes = one.to_bytes(FlowRecords::MOST);
+            let other = FlowRecord::from_bytes(&bytes).unwrap();
             assert_eq!(format!("{one:?}"), format!("{other:?}"));
+            bytes[0] = 1;
+            let before = FlowRecord { description: None, ..one };
+            assert_eq!(format!("{:?}", FlowRecord::from_bytes(&bytes).unwrap()), format!("{before:?}"));
         }
         let bare = FlowRecord {
             info: FlowInfo::new("plug", ""),
@@ -334,12 +340,15 @@ mod tests {
             fin_past: true,
             ..record("192.0.2.1:80", "")
         };
-        assert_eq!(format!("{:?}", FlowRecord::from_bytes(&bare.to_bytes()).unwrap()), format!("{bare:?}"));
+        assert_eq!(
+            format!("{:?}", FlowRecord::from_bytes(&bare.to_bytes(FlowRecords::MOST)).unwrap()),
+            format!("{bare:?}")
+        );
     }
 
     #[test]
     fn what_is_not_whole_is_not_read() {
-        let bytes = record("[2001:db8::1]:443", "example.org:443").to_bytes();
+        let bytes = record("[2001:db8::1]:443", "example.org:443").to_bytes(FlowRecords::MOST);
         for length in 0..bytes.len() {
             assert!(FlowRecord::from_bytes(&bytes[..length]).is_none(), "{length}");
         }
@@ -353,6 +362,14 @@ mod tests {
     fn the_longest_names_fit() {
         let mut longest = record("[2001:db8::1]:443", &format!("{}:65535", "x".repeat(255)));
         longest.info = longest.info.with_user(Some("u".repeat(255)));
-        assert!(longest.to_bytes().len() + 2 * size_of::<Released>() <= FlowRecords::MOST);
+        let room = FlowRecords::MOST - 2 * size_of::<Released>();
+        assert!(longest.to_bytes(room).len() <= room);
+        assert!(FlowRecord::from_bytes(&longest.to_bytes(room)).unwrap().description.is_some());
+        // a description that does not fit is left out, and everything else stays
+        longest.description = Some("d".repeat(1024));
+        let bytes = longest.to_bytes(FlowRecords::MOST);
+        assert!(bytes.len() <= FlowRecords::MOST);
+        longest.description = None;
+        assert_eq!(format!("{:?}", FlowRecord::from_bytes(&bytes).unwrap()), format!("{longest:?}"));
     }
 }

@@ -86,13 +86,12 @@ impl Splicer {
         Leg::handed(leg, is_here.then_some(Refusal::Loopback))
     }
 
-    /// Resets legs of another process, with which nobody goes on.
+    /// Resets a leg of another process, with which nobody goes on.
     #[doc(hidden)]
-    pub fn reset_handed<const N: usize>(&self, legs: [HandedLeg; N]) {
-        for leg in legs.map(|leg| self.leg_of(leg)) {
-            leg.abort();
-            self.discard(leg);
-        }
+    pub fn reset_handed(&self, leg: HandedLeg) {
+        let leg = self.leg_of(leg);
+        leg.abort();
+        self.discard(leg);
     }
 
     /// Goes on with a flow of another process, in this runtime. `only_copy`: its listener never splices. `seat`: dropped when the
@@ -121,7 +120,7 @@ impl Splicer {
             replaced: Mutex::default(),
             announced: legs.client.announced(),
             began: about.began().into(),
-            processes: about.processes + 1,
+            processes: about.processes,
             policy,
             now: Mutex::new(now),
             owner: Mutex::new(owner),

@@ -113,6 +113,7 @@ impl Splicer {
                 match &*flow.owner() {
                     FlowOwner::Task { orders, .. } => {
                         if drains && state == FlowState::Draining {
+                            engine.returns(flow.id);
                             let _ = orders.send(Order::Command(Command::Unsplice)); // it may end at this moment
                         }
                         draining +=

@@ -5,7 +5,6 @@ use crate::{
     config::ListenerConfig,
     context::{Live, ServerContext},
     handed::{About, ClientAbout, Handed, Wanted},
-    onward::of_flow::Line,
     pool::Lease,
 };
 use bytes::Bytes;
@@ -83,8 +82,7 @@ impl ListenerConfig {
 
 impl ServerContext {
     /// Returns a lease on the server of a pool that a connection already has.
-    pub(crate) fn lease_of(&self, line: &Line) -> Option<Lease> {
-        let (pool, member) = line.member.as_ref()?;
+    pub(crate) fn lease_again(&self, (pool, member): &(String, String)) -> Option<Lease> {
         self.opened().pools.get(pool)?.lease_again(member)
     }
 }

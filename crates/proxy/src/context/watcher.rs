@@ -39,8 +39,8 @@ const STEP: Duration = Duration::from_millis(20);
 pub(crate) enum Note {
     /// A connection with triggers has begun, or goes on after so much in another process.
     Began(u64, Arc<[Trigger]>, TapDirs, Option<Counted>),
-    /// These go to another process, which wants to know how far each is.
-    Leave(Vec<u64>, oneshot::Sender<HashMap<u64, Counted>>),
+    /// Somebody wants to know how far each is.
+    Counted(oneshot::Sender<HashMap<u64, Counted>>),
     /// The data of a host have taken it back.
     Data(u64, Arc<[Trigger]>, TapDirs),
 }
@@ -62,10 +62,10 @@ impl Triggers {
         }
     }
 
-    /// Returns how far these connections are, those of them that have triggers. They are not watched any more.
-    pub async fn leave(&self, flows: Vec<u64>) -> HashMap<u64, Counted> {
+    /// Returns how far all connections are that have triggers.
+    pub async fn counted(&self) -> HashMap<u64, Counted> {
         let (tell, told) = oneshot::channel();
-        let _ = self.0.send(Note::Leave(flows, tell)); // the server ends
+        let _ = self.0.send(Note::Counted(tell)); // the server ends
         told.await.unwrap_or_default()
     }
 
@@ -162,9 +162,9 @@ pub(crate) async fn watch_all(mut notes: UnboundedReceiver<Note>, means: Arc<Mea
         tokio::select! {
             note = notes.recv() => match note {
                 None => return,
-                Some(Note::Leave(flows, tell)) => {
-                    let counted = |flow: u64| Some((flow, watched.remove(&flow)?.counted()));
-                    let _ = tell.send(flows.into_iter().filter_map(counted).collect()); // nobody waits any more
+                Some(Note::Counted(tell)) => {
+                    let all = watched.iter().map(|(flow, watched)| (*flow, watched.counted()));
+                    let _ = tell.send(all.collect()); // nobody waits any more
                 }
                 Some(Note::Began(flow, of, taps, counted)) => {
                     if is_idle {

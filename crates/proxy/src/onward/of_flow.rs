@@ -13,6 +13,9 @@ use longsplice_engine::{Ended, Finish, FlowInfo};
 use serde::{Deserialize, Serialize};
 use std::{sync::Arc, time::Instant};
 
+/// A description of more bytes goes without the path of its request, or else there may be no room for it.
+const LONGEST: usize = 400;
+
 /// Method, path and status of a request that leads to a relay.
 type Asked = (String, Option<String>, Option<u16>);
 
@@ -124,7 +127,7 @@ impl Finish for OfFlow {
             (None, Some(earlier)) => earlier.member.as_ref().map(|(pool, name)| (pool.to_string(), name.to_string())),
             (None, None) => None,
         };
-        let line = Line {
+        let mut line = Line {
             started: self.relayed.started.into(),
             passed: self.relayed.passed.as_deref().copied(),
             route: self.route.as_deref().map(String::from),
@@ -133,7 +136,12 @@ impl Finish for OfFlow {
             http: self.http.as_deref().cloned(),
             member,
         };
-        serde_json::to_string(&line).ok() // it consists of texts and numbers, so it is
+        let text = serde_json::to_string(&line).ok()?; // it consists of texts and numbers, so there is one
+        if text.len() <= LONGEST {
+            return Some(text);
+        }
+        line.http = line.http.map(|(method, _, status)| (method, None, status));
+        serde_json::to_string(&line).ok()
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         header = unless_stopped(&live, receive).await;
         if client.bytes_in() > 0 {
             buffer.begins_anew();
+            live.continued.iter_mut().for_each(|continued| continued.began = buffer.began());
         }
     }
     let mut record = listener.record(client.source());

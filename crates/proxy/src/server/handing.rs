@@ -1,6 +1,6 @@
 //! Connections go to another process that takes the place of this one, or come from the one whose place this one has taken.
 
-use super::{Server, connection, lock};
+use super::{Server, connection, lock, taken_up::front_of};
 use crate::{
     config::Tracking,
     context::{Front, Fronts, Live, ServerContext, handing::Continued},
@@ -52,8 +52,9 @@ impl Server {
             let is = info.name.as_deref().is_some_and(|name| lets_go.contains(name));
             is && wanted.has(info.name.as_deref(), &info.protocol)
         };
+        // before they leave, after which they are forgotten
+        let mut counted = shared.triggers.counted().await;
         let flows = shared.splicer.hand_on((most, wanted.splices), LEAVES, is_wanted).await;
-        let mut counted = shared.triggers.leave(flows.iter().map(|flow| flow.about.id).collect()).await;
         all.extend(flows.into_iter().map(|flow| {
             let HandedFlow { about, sockets: Pair { client, server }, in_hand, description: line } = flow;
             let triggers = counted.remove(&about.id);
@@ -70,33 +71,36 @@ impl Server {
             let state = lock(&self.state);
             state.doors.iter().map(|door| (door.fronts.now().listener.name.to_string(), door.fronts.clone())).collect()
         };
-        for (number, Handed { about, sockets, in_hand }) in all.into_iter().enumerate() {
+        for (number, handed) in all.into_iter().enumerate() {
+            let (name, protocol) = handed.about.listener();
+            let Some(front) = front_of(&fronts, name, protocol) else {
+                self.reset_one(handed);
+                continue;
+            };
+            let Handed { about, sockets, in_hand: [up, down] } = handed;
             let mut sockets = sockets.into_iter();
             match (about, sockets.next(), sockets.next()) {
-                (About::Client(about), Some(socket), None) => {
-                    let Some(front) = front_of(&fronts, Some(&about.name), &about.protocol) else {
-                        self.shared.splicer.reset_handed([HandedLeg { about: about.leg, socket }]);
-                        continue;
-                    };
-                    serve(&self.shared, &front, (*about, socket), number);
-                }
+                (About::Client(about), Some(socket), None) => serve(&self.shared, &front, (*about, socket), number),
                 (About::Flow(about), Some(client), Some(server)) => {
                     let CopiedAbout { flow, line, triggers } = *about;
-                    let front = front_of(&fronts, flow.name.as_deref(), &flow.protocol);
-                    let line = Line::of(Some(&line));
-                    let Some((front, line)) = front.zip(line) else {
-                        let legs = flow.legs.zip(Pair::new(client, server));
-                        let legs = legs.map(|(about, socket)| HandedLeg { about, socket });
-                        self.shared.splicer.reset_handed([legs.client, legs.server]);
-                        continue;
-                    };
-                    let [up, down] = in_hand;
+                    let line = Line::of(Some(&line)).unwrap_or_else(|| Line::since(Instant::now()));
                     let (sockets, in_hand) = (Pair::new(client, server), Pair::new(up, down));
-                    let lease = self.shared.lease_of(&line);
+                    let lease = line.member.as_ref().and_then(|member| self.shared.lease_again(member));
                     relay(&self.shared, &front, (flow, line, lease), (sockets, in_hand), (triggers, number));
                 }
-                _ => tracing::warn!("a connection of the process before has other sockets than it should"),
+                _ => unreachable!("whoever has received it has counted its sockets"),
             }
+        }
+    }
+
+    /// Resets connections of another process, with which nobody goes on.
+    pub fn reset(&self, all: Vec<Handed>) {
+        all.into_iter().for_each(|handed| self.reset_one(handed));
+    }
+
+    fn reset_one(&self, Handed { about, sockets, .. }: Handed) {
+        for (about, socket) in about.legs().into_iter().zip(sockets) {
+            self.shared.splicer.reset_handed(HandedLeg { about, socket });
         }
     }
 }
@@ -139,7 +143,7 @@ fn relay(
     (counted, number): (Option<Counted>, usize),
 ) {
     let live = Live::taken_up(shared, front, Some(flow.legs.client.source().ip()));
-    let done = OfFlow::going_on(line, live, front, lease, flow.processes + 1);
+    let done = OfFlow::going_on(line, live, front, lease, flow.processes);
     let seat = shared.loads.seat(number);
     let (runtime, shared, front) = (seat.runtime().clone(), shared.clone(), front.clone());
     runtime.spawn(async move {
@@ -147,10 +151,4 @@ fn relay(
         shared.splicer.go_on((flow, sockets, in_hand), (front.policy.clone(), only_copy), seat, Box::new(done));
         shared.triggers.begin(id, &front.listener.triggers, &front.taps, counted);
     });
-}
-
-/// Returns the listener of this name, if it has this protocol.
-fn front_of(fronts: &HashMap<String, Fronts>, name: Option<&str>, protocol: &str) -> Option<Arc<Front>> {
-    let front = fronts.get(name?)?.now();
-    (front.listener.protocol.name() == protocol).then_some(front)
 }

@@ -21,7 +21,7 @@ pub(super) fn take_up(shared: &Arc<ServerContext>, doors: &[Door]) {
     let of_all = fronts.clone();
     shared.splicer.on_recovered_end(move |ended, known| {
         if let Some(shared) = of_earlier.upgrade() {
-            let front = known.and_then(|flow| front_of(&of_all, &flow.status));
+            let front = known.and_then(|flow| front_of(&of_all, flow.status.name.as_deref(), &flow.status.protocol));
             let record = record(front.as_deref(), &ended, known);
             front.into_iter().for_each(|front| front.summed.add(&record));
             shared.write(record);
@@ -31,19 +31,19 @@ pub(super) fn take_up(shared: &Arc<ServerContext>, doors: &[Door]) {
     shared.splicer.take_up(move |flow| taken_up(&of_earlier, &fronts, flow));
 }
 
-/// Returns the listener of a flow, if it is still there.
-fn front_of(fronts: &HashMap<String, Fronts>, flow: &FlowStatus) -> Option<Arc<Front>> {
-    let front = fronts.get(flow.name.as_ref()?)?.now();
-    (front.listener.protocol.name() == flow.protocol).then_some(front)
+/// Returns the listener of this name, if it has this protocol.
+pub(super) fn front_of(fronts: &HashMap<String, Fronts>, name: Option<&str>, protocol: &str) -> Option<Arc<Front>> {
+    let front = fronts.get(name?)?.now();
+    (front.listener.protocol.name() == protocol).then_some(front)
 }
 
 /// Returns how a flow goes on. `None`: there is no listener of that name and protocol any more.
 fn taken_up(shared: &Weak<ServerContext>, fronts: &HashMap<String, Fronts>, flow: &EarlierFlow) -> Option<TakenUp> {
     let EarlierFlow { status, description } = flow;
-    let (shared, front) = (shared.upgrade()?, front_of(fronts, status)?);
+    let (shared, front) = (shared.upgrade()?, front_of(fronts, status.name.as_deref(), &status.protocol)?);
     let live = Live::taken_up(&shared, &front, Some(status.client.ip()));
     let line = Line::of(description.as_deref()).unwrap_or_else(|| Line::since(started(status)));
-    let lease = shared.lease_of(&line);
+    let lease = line.member.as_ref().and_then(|member| shared.lease_again(member));
     let member = lease.as_ref().map(|lease| lease.0.label.clone());
     let done = OfFlow::going_on(line, live, &front, lease, status.processes);
     let (id, triggers, front_of_triggers) = (status.id, shared.triggers.clone(), front.clone());

@@ -218,6 +218,10 @@ impl Relay {
 
     /// Looks at both legs. Commits in the same call if the drain may be over.
     fn look(&mut self) -> Event {
+        // one that another process has spliced, and this one, which has no data path, goes on with
+        if self.engine.datapath().is_none() {
+            return Event::Looked(Err(SwitchError::Untracked));
+        }
         let (now, tuples) = (monotonic(), self.tuples());
         // A commit that comes too early answers like a look, which then needs no call of its own.
         let seen = self.seen.take().filter(|at| at.has_plain_hops());
