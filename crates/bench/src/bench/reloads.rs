@@ -3,10 +3,10 @@
 
 use super::{
     Result,
-    network::{PORT, Packets, lab, listen, proxy, server},
+    network::{PATIENCE, PORT, Packets, accept, lab, listen, proxy, server},
     peers::Peer,
     variant::Variant,
-    venue::{OURS, Venue, connect, lacks, limit, longsplice_config},
+    venue::{OURS, Venue, connect, lacks, longsplice_config},
 };
 use crate::{args::ReloadsArgs, program, watch_interrupts};
 use longsplice::Outcome;
@@ -166,7 +166,7 @@ fn measure(of: Contestant, args: &ReloadsArgs, interrupted: &AtomicBool) -> Resu
         }
         for _ in 0..args.connections {
             let mut stream = venue.lab.client.run(|| connect(proxy()))?;
-            ask(&mut stream)?;
+            ask(&mut stream).map_err(|e| format!("a connection is not served: {e}{}", venue.last_words()))?;
             long.push(stream);
         }
         match of {
@@ -218,12 +218,13 @@ fn ask(stream: &mut TcpStream) -> io::Result<()> {
 fn echo(listener: TcpListener) {
     let serve = |mut stream: TcpStream| {
         let mut byte = [0];
-        while limit(&stream).and_then(|()| stream.read_exact(&mut byte)).is_ok() && stream.write_all(&byte).is_ok() {}
+        // without a time limit: some of them are idle until the end
+        while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
     };
     thread::spawn(move || {
-        for stream in listener.incoming().map_while(std::result::Result::ok) {
-            // connections wait for longer than anybody waits for bytes
-            let _ = thread::Builder::new().stack_size(64 << 10).spawn(move || serve(stream));
+        while let Ok(accepted) = accept(&listener, PATIENCE) {
+            // without a thread, its client sees the end of it, which is counted
+            accepted.map(|stream| thread::Builder::new().stack_size(64 << 10).spawn(move || serve(stream)));
         }
     });
 }
