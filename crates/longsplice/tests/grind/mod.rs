@@ -123,13 +123,13 @@ impl Grinder<'_> {
         let handle = is_ready.recv().expect("a runtime");
         let others = [self.reload_all_the_time(&reloads, handle), self.tell_all_the_time()];
         let began = Instant::now();
-        let mut acts = Vec::new();
+        let (mut acts, mut has_played) = (Vec::new(), false);
         loop {
             if acts.is_empty() {
-                if began.elapsed() >= time || self.ledger.has_failed_for_good() {
+                if (has_played && began.elapsed() >= time) || self.ledger.has_failed_for_good() {
                     break;
                 }
-                acts = self.deck();
+                (acts, has_played) = (self.deck(), true);
             }
             self.pass(1000, 3500);
             let act = acts.pop().expect("one more");
