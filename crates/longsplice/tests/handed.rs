@@ -3,7 +3,7 @@
 
 use crate::{
     running::{LONGSPLICE, Running, Setting, connect, eventually, listener, loopback_echo, round_trip},
-    upgrade::{Dynasty, gone, script},
+    upgrade::{self, Dynasty, gone},
 };
 use longsplice_lab::{
     Family, pattern,
@@ -187,30 +187,18 @@ fn bytes_in_hand_go_along() {
     assert_eq!((carried("bytes_up"), carried("bytes_down")), (Some(SIZE as u64), Some(SIZE as u64)), "{records:#?}");
 }
 
-/// A new program that speaks the protocol up to some step. It takes all connections.
+/// A new program that takes all connections of these listeners, and speaks the protocol up to some step.
 fn player(dir: &TempDir, name: &str, listeners: &str, steps: &str) -> String {
-    let text = format!(
-        "#!/usr/bin/python3
-import json, os, signal, socket, sys, time
-pair = socket.socket(fileno=0)
-def hear():
-    text, sockets, *_ = pair.recvmsg(65536, 1024)
-    return json.loads(text)
-def say(what):
-    pair.send(json.dumps(what).encode())
-def die():
+    let takes = format!(
+        "def die():
     os.kill(os.getpid(), signal.SIGKILL)
-offer = hear()
-for _ in range(offer['sockets']):
-    hear()
 for name, protocol in {listeners}:
     say({{'say': 'listens', 'name': name, 'protocol': protocol}})
 takes = {{'version': offer['connections'], 'sockets': 1000, 'splices': False}}
 prepared = {{'say': 'prepared', 'program': 'played', 'takes': takes}}
-{steps}
 "
     );
-    script(dir, name, &text)
+    upgrade::player(dir, name, &(takes + steps))
 }
 
 /// Whatever becomes of a new program, and when: all connections go on, in the process that serves then. Debian package: python3.

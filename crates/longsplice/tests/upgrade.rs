@@ -90,7 +90,7 @@ impl Drop for Dynasty {
 }
 
 /// A program that is a script.
-pub fn script(dir: &TempDir, name: &str, text: &str) -> String {
+fn script(dir: &TempDir, name: &str, text: &str) -> String {
     let path = dir.path().join(name);
     fs::write(&path, text).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -218,7 +218,7 @@ fn what_fails_before_the_commit_leaves_everything_as_it_is() {
 }
 
 /// A program that speaks the protocol up to some step, and dies or hangs there.
-fn player(dir: &TempDir, name: &str, steps: &str) -> String {
+pub fn player(dir: &TempDir, name: &str, steps: &str) -> String {
     let text = format!(
         "#!/usr/bin/python3
 import json, os, signal, socket, sys, time
