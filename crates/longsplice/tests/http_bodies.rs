@@ -14,6 +14,7 @@ use nix::libc::{SYS_bpf, SYS_epoll_ctl, SYS_poll, SYS_setsockopt};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -541,7 +542,9 @@ fn calls_per_body(more: &[&str], length: usize, are_spliced: bool) -> Vec<f64> {
     let records = program.end(&pins);
     let spliced = records.iter().filter(|r| r["splices"] != 0).count();
     assert_eq!(records.len(), BODIES);
-    assert!(if are_spliced { spliced > BODIES * 9 / 10 } else { spliced == 0 }, "{spliced} of {BODIES} are spliced");
+    let whys: BTreeSet<_> = records.iter().map(|r| r["refusal"].to_string()).collect();
+    let is_right = if are_spliced { spliced > BODIES * 9 / 10 } else { spliced == 0 };
+    assert!(is_right, "{spliced} of {BODIES} are spliced; refusals: {whys:?}; the last: {}", records[BODIES - 1]);
     calls
 }
 

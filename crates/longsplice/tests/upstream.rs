@@ -2,7 +2,7 @@
 //! eBPF, and fails without; Debian packages: dante-server, curl.
 
 use crate::running::{
-    AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, listener, round_trip, translucent::transparent,
+    AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, is_reset, listener, round_trip, translucent::transparent,
 };
 use longsplice_lab::{
     ChildGuard, Family,
@@ -326,8 +326,7 @@ fn a_loop() {
     let text = through("plug", family, &format!("target = \"{}\"", SERVER.port(family, PORT)), "protocol = \"http\"");
     let setting = Setting::new(&text.replace(&SERVER.port(family, UPSTREAM).to_string(), &front(family).to_string()));
     let mut proxy = setting.start();
-    let mut stream = setting.connect(front(family));
-    assert!(stream.read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+    assert!(setting.lab.client.run(|| is_reset(front(family))));
     let record = proxy.wait_record(&["denied"]);
     assert!(record["refusal"].as_str().unwrap().contains("leads back"), "{record}");
     proxy.stop(&setting.pins[0]);
