@@ -28,6 +28,7 @@
 pub mod heir;
 pub mod successor;
 
+use longsplice_proxy::inherited::OfListener;
 use rustix::{
     cmsg_space,
     io::Errno,
@@ -56,7 +57,7 @@ const LONGEST_REASON: usize = 2048;
 /// Most sockets that are offered. The data path knows 1024 listeners.
 const MOST_SOCKETS: usize = 4096;
 /// Version of what is said of connections. If the two processes have different ones, none is handed over.
-const CONNECTIONS: u32 = 1;
+const CONNECTIONS: u32 = 2;
 /// Sockets that come with one message: both of a connection that is copied.
 const AT_ONCE: usize = 2;
 /// Most bytes in hand of one direction: what the engine has in memory and in a pipe.
@@ -141,11 +142,8 @@ pub enum Of {
         /// Its path.
         path: PathBuf,
     },
-    /// The listener with this name.
-    Listener {
-        /// Its name.
-        name: String,
-    },
+    /// A listener.
+    Listener(OfListener),
     /// Whoever started the program keeps it, too.
     Supervisor,
 }
@@ -270,7 +268,7 @@ mod tests {
     fn messages_come_with_their_sockets() {
         let (ours, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let message = Message::Socket(Of::Listener { name: "plug-127.0.0.1:0".into() });
+        let message = Message::Socket(Of::Listener(OfListener { name: "plug-127.0.0.1:0".into(), intercepts: false }));
         ours.say(&message, &[listener.as_fd()], SOON).unwrap();
         ours.say(&Message::Commit, &[], SOON).unwrap();
         let until = Instant::now() + SOON;

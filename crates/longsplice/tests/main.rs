@@ -64,6 +64,7 @@ mod tpot_router;
 mod transparent;
 mod triggers;
 mod upgrade;
+mod upgrade_intercepting;
 mod upgrades;
 mod upstream;
 mod urgent;

@@ -322,7 +322,7 @@ fn a_new_program_without_a_predecessor_ends() {
 }
 
 /// Clients that come and go all the time.
-struct Crowd {
+pub struct Crowd {
     ends: Arc<AtomicBool>,
     served: Arc<AtomicU64>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -330,7 +330,7 @@ struct Crowd {
 
 impl Crowd {
     /// Each thread runs `visit` again and again, which panics if it is not served.
-    fn new(setting: &Setting, visits: Vec<Box<dyn Fn() + Send>>) -> Crowd {
+    pub fn new(setting: &Setting, visits: Vec<Box<dyn Fn() + Send>>) -> Crowd {
         let (ends, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let start = |visit: Box<dyn Fn() + Send>| {
             let (ends, served) = (ends.clone(), served.clone());
@@ -349,7 +349,7 @@ impl Crowd {
     }
 
     /// Waits until so many more were served.
-    fn are_served(&self, more: u64) {
+    pub fn are_served(&self, more: u64) {
         let (before, end) = (self.served.load(Relaxed), Instant::now() + PATIENCE);
         while self.served.load(Relaxed) < before + more {
             assert!(Instant::now() < end && self.threads.iter().all(|t| !t.is_finished()), "clients are not served");
@@ -357,7 +357,7 @@ impl Crowd {
         }
     }
 
-    fn end(self) {
+    pub fn end(self) {
         self.ends.store(true, Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("every client was served"));
     }

@@ -3,6 +3,7 @@
 
 use crate::config::{Config, ListenerConfig};
 use longsplice_engine::BoundSocket;
+use serde::{Deserialize, Serialize};
 use std::{
     io,
     net::{SocketAddr, TcpListener},
@@ -17,23 +18,39 @@ pub struct Inherited {
     kept: Vec<(SocketAddr, TcpListener)>,
     /// Each until a listener takes it, or all have what they need.
     handed: Mutex<Vec<Handed>>,
+    /// There is an earlier process, which hands over what it has.
+    follows: bool,
     /// Directories of caches that the earlier process leaves before this one serves.
     left: Vec<PathBuf>,
 }
 
-/// A socket of the listener with this name.
+/// Whose socket it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfListener {
+    /// Name of the listener.
+    pub name: String,
+    /// Its connections are routed through this machine: the address of the socket is not the one of the configuration.
+    pub intercepts: bool,
+}
+
+/// A socket of an earlier process.
 #[derive(Debug)]
 struct Handed {
-    name: String,
+    of: OfListener,
     at: SocketAddr,
     socket: TcpListener,
 }
 
 impl Handed {
-    /// Whether a listener has its address, or the same name and no port of its own.
+    /// Whether a listener has its address, or the same name and no address or no port of its own.
     fn is_for(&self, listener: &ListenerConfig) -> bool {
-        let (asked, name) = (listener.listen, &*listener.name);
-        self.at == asked || (asked.port() == 0 && self.at.ip() == asked.ip() && self.name == name)
+        let (asked, OfListener { name, intercepts }) = (listener.listen, &self.of);
+        let is_its = *name == *listener.name && self.at.is_ipv6() == asked.is_ipv6();
+        match (intercepts, listener.intercepts) {
+            (true, Some(_)) => is_its,
+            (false, None) => self.at == asked || (is_its && asked.port() == 0 && self.at.ip() == asked.ip()),
+            _ => false,
+        }
     }
 }
 
@@ -44,11 +61,11 @@ impl Inherited {
         Ok(Inherited { kept, ..Inherited::default() })
     }
 
-    /// Takes those of an earlier process as well, with the names of their listeners. Errors are those of getsockname(2).
-    pub fn with(self, sockets: Vec<(String, TcpListener)>) -> io::Result<Inherited> {
-        let handed = |(name, socket): (String, TcpListener)| Ok(Handed { name, at: socket.local_addr()?, socket });
+    /// Takes those of an earlier process as well. Errors are those of getsockname(2).
+    pub fn with(self, sockets: Vec<(OfListener, TcpListener)>) -> io::Result<Inherited> {
+        let handed = |(of, socket): (OfListener, TcpListener)| Ok(Handed { of, at: socket.local_addr()?, socket });
         let handed = sockets.into_iter().map(handed).collect::<io::Result<_>>()?;
-        Ok(Inherited { handed: Mutex::new(handed), ..self })
+        Ok(Inherited { handed: Mutex::new(handed), follows: true, ..self })
     }
 
     /// Says which directories of caches an earlier process still has, and leaves before this one serves.
@@ -69,6 +86,11 @@ impl Inherited {
         self.kept.iter().map(|(at, _)| *at).filter(|at| !is_used(at)).collect()
     }
 
+    /// Returns whether an earlier process hands over what it has.
+    pub(crate) fn follows(&self) -> bool {
+        self.follows
+    }
+
     /// Returns other descriptors of the supervisor's sockets.
     pub(crate) fn kept(&self) -> io::Result<Vec<TcpListener>> {
         self.kept.iter().map(|(_, socket)| socket.try_clone()).collect()
@@ -79,16 +101,17 @@ impl Inherited {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Returns the socket of a listener: one that was inherited, or a new one. Errors are those of [`BoundSocket::bind`] and
-    /// [`BoundSocket::from_listener`].
-    pub(crate) fn bind(&self, listener: &ListenerConfig) -> io::Result<BoundSocket> {
-        if let Some((_, socket)) = self.kept.iter().find(|(at, _)| *at == listener.listen) {
-            return BoundSocket::from_listener(socket.try_clone()?);
+    /// Returns the socket of a listener: one that was inherited, or a new one if it binds one. Errors are those of
+    /// [`BoundSocket::bind`] and [`BoundSocket::from_listener`].
+    pub(crate) fn bind(&self, listener: &ListenerConfig) -> io::Result<Option<BoundSocket>> {
+        let binds = listener.binds();
+        if let Some((_, socket)) = self.kept.iter().find(|(at, _)| binds && *at == listener.listen) {
+            return BoundSocket::from_listener(socket.try_clone()?).map(Some);
         }
         let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
         match handed.iter().position(|handed| handed.is_for(listener)) {
-            Some(n) => BoundSocket::from_listener(handed.swap_remove(n).socket),
-            None => BoundSocket::bind(listener.listen),
+            Some(n) => BoundSocket::from_listener(handed.swap_remove(n).socket).map(Some),
+            None => binds.then(|| BoundSocket::bind(listener.listen)).transpose(),
         }
     }
 }
@@ -119,8 +142,8 @@ mod tests {
     #[test]
     fn what_is_handed_over_has_one_owner() {
         let handed = |name: &str, theirs: &TcpListener| {
-            let sockets = vec![(name.to_owned(), theirs.try_clone().unwrap())];
-            Inherited::default().with(sockets).unwrap()
+            let of = OfListener { name: name.to_owned(), intercepts: false };
+            Inherited::default().with(vec![(of, theirs.try_clone().unwrap())]).unwrap()
         };
         let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = theirs.local_addr().unwrap();
@@ -131,6 +154,9 @@ mod tests {
         assert!(inherited.bind(by_address).is_err(), "it is taken");
         assert!(handed(&by_name.name, &theirs).handed.lock().unwrap()[0].is_for(by_name));
         assert!(!handed("another", &theirs).handed.lock().unwrap()[0].is_for(by_name));
+        let mut of_another = handed(&by_name.name, &theirs);
+        of_another.handed.get_mut().unwrap()[0].of.intercepts = true;
+        assert!(!of_another.handed.lock().unwrap()[0].is_for(by_name), "clients of others would wait in it");
         let inherited = handed("any", &theirs);
         inherited.close_unneeded();
         assert!(inherited.bind(by_address).is_err(), "it is closed");

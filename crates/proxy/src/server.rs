@@ -24,7 +24,7 @@ use crate::{
     },
     counters::{CounterValues, ListenerValues, tcp_memory},
     events::Events,
-    inherited::Inherited,
+    inherited::{Inherited, OfListener},
     limits::{CONNECTIONS, Counted},
     log::access_log::AccessLog,
     pool::{
@@ -151,7 +151,7 @@ impl Prepared {
         let Prepared { config, sockets, log, events, taps, pools, services, inherited } = self;
         let of_before = services.clone();
         let _ = spawn_blocking(move || of_before.iter().for_each(|service| service.begin())).await; // nothing of it panics
-        let tpot = tpot::open(&config)?;
+        let tpot = tpot::open(&config, inherited.follows())?;
         let stop = watch::Sender::new(false);
         let (triggers, notes) = Triggers::new();
         let shared = Arc::new(ServerContext {
@@ -182,6 +182,7 @@ impl Prepared {
             let of = (listener.clone(), socket);
             doors.push(Door::open((&shared, tpot.as_ref()), of, &opened, (number, None)).await?);
         }
+        tpot.iter().try_for_each(|tpot| tpot.settle()).map_err(StartError::Asking)?;
         opened.listening = listening(&doors, &opened.pools);
         shared.set_opened(opened);
         taken_up::take_up(&shared, &doors); // their servers are those of pools
@@ -210,7 +211,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 /// Binds the address of a listener, if it has a socket.
 fn bind(listener: &ListenerConfig, inherited: &Inherited) -> Result<Option<BoundSocket>, StartError> {
-    listener.binds().then(|| inherited.bind(listener)).transpose().map_err(cannot_listen(listener.listen))
+    inherited.bind(listener).map_err(cannot_listen(listener.listen))
 }
 
 /// Returns the directories for taps. Those that are open already are used again.
@@ -295,11 +296,14 @@ impl Server {
     }
 
     /// Returns other descriptors of the listening sockets, with the names of their listeners. Those without a name are a supervisor's.
-    pub fn sockets(&self) -> io::Result<Vec<(Option<String>, TcpListener)>> {
+    pub fn sockets(&self) -> io::Result<Vec<(Option<OfListener>, TcpListener)>> {
         let mut all: Vec<_> = self.inherited.kept()?.into_iter().map(|socket| (None, socket)).collect();
         for door in &lock(&self.state).doors {
-            let name = || Some(door.fronts.now().listener.name.to_string());
-            all.extend(door.socket()?.map(|socket| (name(), socket)));
+            let of = |listener: &ListenerConfig| OfListener {
+                name: listener.name.to_string(),
+                intercepts: listener.intercepts.is_some(),
+            };
+            all.extend(door.socket()?.map(|socket| (Some(of(&door.fronts.now().listener)), socket)));
         }
         Ok(all)
     }

@@ -74,8 +74,9 @@ pub(crate) fn check(config: &Config) -> Result<(), StartError> {
     }
 }
 
-/// Opens translucent proxying if the configuration needs it. The data path has been opened before.
-pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
+/// Opens translucent proxying if the configuration needs it. The data path has been opened before. `follows`: the rules of an earlier
+/// process are in force until [`Tpot::settle`].
+pub(crate) fn open(config: &Config, follows: bool) -> Result<Option<Arc<Tpot>>, StartError> {
     let asking = config.tpot.as_ref();
     if !is_needed(config) {
         return Ok(None);
@@ -83,7 +84,7 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     let datapath = &config.engine.datapath;
     let Asking { hops, exid, keys, udp, .. } = asking.cloned().unwrap_or_default();
     let devices = datapath.devices.clone();
-    let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, udp, ..TpotOptions::default() })?;
+    let tpot = Tpot::open(&TpotOptions { devices, hops, exid, keys, udp, follows, ..TpotOptions::default() })?;
     asking.map_or(Ok(()), |asking| asking.begin(&tpot)).map_err(StartError::Asking)?;
     Ok(Some(Arc::new(tpot)))
 }

@@ -51,6 +51,7 @@ enum tpot_constant {
 	TPOT_VERSION = 1,
 	TPOT_UDP_PORT = 6080, /* destination of tunnels in UDP: that of GUE, whose variant 1 is an IP packet in UDP */
 	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
+	TPOT_PLACES = 2 * TPOT_RULES, /* of rules and their sockets: a process takes those that the one before it has not */
 	TPOT_DOORS = 4096,   /* addresses at which a single connection is awaited; beyond, user space awaits none */
 	TPOT_DOOR = 255,     /* in place of the index of a rule: the connection is awaited */
 	TPOT_KNOWN = 4096,   /* destinations of which something is known; the oldest one makes room */
@@ -125,7 +126,8 @@ struct tpot_asking {
 
 /* What user space configures. */
 struct tpot_config {
-	__u32 rules;   /* number of rules; 0: nothing is asked for or intercepted */
+	__u16 rules;   /* number of rules; 0: nothing is asked for or intercepted */
+	__u16 first;   /* index of the first one */
 	__u16 exid;    /* host byte order */
 	__u8 hops;     /* of SYNs of this host */
 	__u8 udp;      /* enum tpot_udp */

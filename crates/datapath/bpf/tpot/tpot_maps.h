@@ -68,7 +68,7 @@ struct {
 /* The listening sockets for intercepted connections, by the index of their rule. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
-	__uint(max_entries, TPOT_RULES);
+	__uint(max_entries, TPOT_PLACES);
 	__type(key, __u32);
 	__type(value, __u64);
 } tpot_listeners SEC(".maps");

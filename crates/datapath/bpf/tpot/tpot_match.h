@@ -25,7 +25,7 @@ const volatile enum tpot_rule_kind rule_kind_layout;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TPOT_RULES);
+	__uint(max_entries, TPOT_PLACES);
 	__type(key, __u32);
 	__type(value, struct tpot_rule);
 } tpot_rules SEC(".maps");
@@ -182,9 +182,9 @@ __noinline int rule_for(__u32 kind, const struct tuple *t)
 		struct tpot_rule *r;
 		__u16 port = bpf_ntohs(t->rport);
 
-		i = k;
-		if (i >= c->rules)
+		if (k >= c->rules)
 			return 0;
+		i = c->first + k;
 		r = bpf_map_lookup_elem(&tpot_rules, &i);
 		if (!r || r->kind != kind || port < r->low || port > r->high)
 			continue;

@@ -23,13 +23,17 @@ pub struct TransparentRoutes {
 }
 
 impl TransparentRoutes {
-    /// Installs the routing rules, replacing those of an earlier process. Needs CAP_NET_ADMIN.
+    /// Installs the routing rules. Those of an earlier process stay: connections would break without them. Needs CAP_NET_ADMIN.
     pub fn new(v6: bool) -> io::Result<TransparentRoutes> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-        leave(family)?;
         let transparent = TransparentRoutes { family }; // from here on, failures remove the rules
         enter(family)?;
         Ok(transparent)
+    }
+
+    /// Leaves them to another process.
+    pub fn let_go(self) {
+        std::mem::forget(self);
     }
 }
 
@@ -86,15 +90,19 @@ fn local_route(family: libc::c_int) -> ([u8; 12], [(u16, Vec<u8>); 2]) {
     (body, [(libc::RTA_OIF, LOOPBACK.to_ne_bytes().to_vec()), (libc::RTA_TABLE, TABLE.to_ne_bytes().to_vec())])
 }
 
-/// Adds the route first, and the rule that uses it last.
+/// Adds the route first, and the rule that uses it last, unless they are there.
 fn enter(family: libc::c_int) -> io::Result<()> {
     const NEW: libc::c_int = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let add = |kind, body: &[u8; 12], attributes: &[(u16, Vec<u8>)]| match ask(kind, NEW, body, attributes) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
+    };
     let (route, attributes) = local_route(family);
-    ask(libc::RTM_NEWROUTE, NEW, &route, &attributes)?;
+    add(libc::RTM_NEWROUTE, &route, &attributes)?;
     let [skip, look, target] = rules();
     [target, skip, look]
         .iter()
-        .try_for_each(|(action, attributes)| ask(libc::RTM_NEWRULE, NEW, &rule(family, *action), attributes).map(drop))
+        .try_for_each(|(action, attributes)| add(libc::RTM_NEWRULE, &rule(family, *action), attributes))
 }
 
 /// Removes all rules, however many: an earlier version gave them no priority, and left one more with each start after a kill.

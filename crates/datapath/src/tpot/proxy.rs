@@ -103,6 +103,9 @@ pub struct TpotOptions {
     pub keys: Vec<TpotKey>,
     /// When tunnels of new connections are in UDP. Those that are in tunnels already stay as they are.
     pub udp: TpotUdp,
+    /// The rules of the process that has [let go](Tpot::let_go) stay in force until [`Tpot::settle`]. Otherwise there are none before
+    /// the first is added.
+    pub follows: bool,
     /// Directory of the pins. `None`: one for this network namespace.
     pub pin: Option<PathBuf>,
 }
@@ -110,7 +113,7 @@ pub struct TpotOptions {
 impl Default for TpotOptions {
     fn default() -> Self {
         let (devices, keys, udp) = (Vec::new(), Vec::new(), TpotUdp::default());
-        TpotOptions { devices, exid: TPOT_EXID, hops: 8, cgroup: None, keys, udp, pin: None }
+        TpotOptions { devices, exid: TPOT_EXID, hops: 8, cgroup: None, keys, udp, follows: false, pin: None }
     }
 }
 
@@ -236,7 +239,7 @@ impl Askings {
 pub struct Tpot {
     object: Object,
     config: abi::tpot_config,
-    rules: Mutex<Vec<abi::tpot_rule>>,
+    rules: Mutex<Rules>,
     /// Names of the devices to attach to; empty: all.
     devices: Vec<String>,
     /// The links to each device, by its index.
@@ -244,7 +247,18 @@ pub struct Tpot {
     /// The link of `tpot_lookup`, which is of no use to anybody else: the sockets that it finds are this process's.
     lookup: Mutex<Option<OwnedFd>>,
     askings: Mutex<Askings>,
-    owned: Owned,
+    pins: PathBuf,
+    /// `None`: another process has them.
+    owned: Mutex<Option<Owned>>,
+}
+
+/// The rules of this process. Their indices, with those of their sockets, are not those of the process before: packets on their
+/// way through the kernel, and SYN cookies, still name its own.
+#[derive(Default)]
+struct Rules {
+    all: Vec<abi::tpot_rule>,
+    /// They are in force.
+    count: bool,
 }
 
 impl Tpot {
@@ -261,7 +275,7 @@ impl Tpot {
             .map_err(|e| OpenError::Kernel { what: "read programs", source: io::Error::other(e) })?;
         // the others hold constants
         for mut map in open.maps_mut().filter(|map| map.name().to_string_lossy().starts_with("tpot_")) {
-            let path = owned.path.join(map.name());
+            let path = pin.join(map.name());
             remove_outdated(&path, &map)?;
             map.set_pin_path(&path).map_err(|e| OpenError::Kernel { what: "pin maps", source: io::Error::other(e) })?;
         }
@@ -275,19 +289,43 @@ impl Tpot {
             TpotUdp::Always => abi::tpot_udp::TPOT_UDP_ALWAYS,
         };
         let config = abi::tpot_config { exid, hops, udp: udp.0 as u8, cgroup, level, keys, key, ..Default::default() };
+        let config = abi::tpot_config { first: free_slots(&object).map_err(failed("rules"))?, ..config };
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
         let ring = object.maps().find(|m| m.name() == "askings").expect("the object has it");
         let askings = Mutex::new(Askings::new(&ring).map_err(failed("ring of askings"))?);
-        let tpot = Tpot { object, config, rules: Mutex::default(), devices, links, lookup, askings, owned };
-        tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
+        let (rules, owned) = (Mutex::default(), Mutex::new(Some(owned)));
+        let tpot = Tpot { object, config, rules, devices, links, lookup, askings, pins: pin, owned };
+        if !options.follows {
+            tpot.settle().map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
+        }
         tpot.follow()?;
         Ok(tpot)
+    }
+
+    /// Puts the rules in force, in place of those of the process before. Those that are added later are so at once.
+    pub fn settle(&self) -> io::Result<()> {
+        let mut rules = self.rules.lock().expect("no panic under this lock");
+        self.set_rules(rules.all.len())?;
+        rules.count = true;
+        Ok(())
+    }
+
+    /// Leaves everything as it is to another process, which can open it from now on. Nothing here changes any of it any more.
+    pub fn let_go(&self) {
+        *self.owned.lock().expect("no panic under this lock") = None;
+    }
+
+    fn is_left(&self) -> bool {
+        self.owned.lock().expect("no panic under this lock").is_none()
     }
 
     /// Attaches to new devices, and reads the addresses of all devices again: SYNs are intercepted only on devices with an address
     /// of their family, and never if they are for an address of this machine. Call it every few seconds.
     pub fn follow(&self) -> Result<(), OpenError> {
         let failed = |what| move |source| OpenError::Kernel { what, source };
+        if self.is_left() {
+            return Ok(());
+        }
         let all = devices().map_err(failed("list of devices"))?;
         let mut links = self.links.lock().expect("no panic under this lock");
         links.retain(|index, _| all.iter().any(|d| d.index == *index));
@@ -299,7 +337,7 @@ impl Tpot {
                 let program = self.program(name);
                 // before `ingress` of the data path, and after its `egress`
                 let place = if hook == Hook::Ingress { Place::First } else { Place::Last };
-                attach_at(hook, place, program.as_fd(), device, &self.owned.path)
+                attach_at(hook, place, program.as_fd(), device, &self.pins)
             };
             let both = [(Hook::Ingress, "tpot_ingress"), (Hook::Egress, "tpot_egress")].into_iter().map(attach);
             links.insert(device, both.collect::<Result<_, _>>()?);
@@ -322,15 +360,15 @@ impl Tpot {
         links.iter().flat_map(|(device, links)| links.iter().map(|_| *device)).collect()
     }
 
-    fn set_rules(&self, rules: u32) -> io::Result<()> {
-        update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules, ..self.config })
+    fn set_rules(&self, rules: usize) -> io::Result<()> {
+        update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules: rules as u16, ..self.config })
     }
 
     /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`]. Returns its index.
     fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<u32> {
         let mut rules = self.rules.lock().expect("no panic under this lock");
-        let index = rules.len() as u32;
-        if rules.len() >= TPOT_RULES {
+        let index = u32::from(self.config.first) + rules.all.len() as u32;
+        if rules.all.len() >= TPOT_RULES {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is room for {TPOT_RULES} rules")));
         }
         update(&self.map("tpot_rules"), &index, rule)?;
@@ -338,8 +376,10 @@ impl Tpot {
             self.look_up()?;
             update(&self.map("tpot_listeners"), &index, &(listener.as_raw_fd() as u64))?;
         }
-        self.set_rules(index + 1)?; // only now SYNs are compared with it
-        rules.push(*rule);
+        if rules.count {
+            self.set_rules(rules.all.len() + 1)?; // only now SYNs are compared with it
+        }
+        rules.all.push(*rule);
         Ok(index)
     }
 
@@ -379,13 +419,16 @@ impl Tpot {
 
     /// Leaves further SYNs to these destinations alone, or intercepts them again, after [`Tpot::take`] with the same ones.
     pub fn leave(&self, whose: TpotWhose, to: &Destinations, leave: bool) -> io::Result<()> {
+        if self.is_left() {
+            return Ok(());
+        }
         let taking = raw(to, whose.kind());
         let rules = self.rules.lock().expect("no panic under this lock");
         let is_it = |rule: &abi::tpot_rule| {
             let with_handshake = abi::tpot_rule { handshake: rule.handshake, ..taking };
             bytes_of(rule) == bytes_of(&with_handshake)
         };
-        for (i, rule) in (0u32..).zip(&*rules).filter(|(_, rule)| is_it(rule)) {
+        for (i, rule) in (u32::from(self.config.first)..).zip(&rules.all).filter(|(_, rule)| is_it(rule)) {
             let kind = if leave { 0 } else { rule.kind };
             update(&self.map("tpot_rules"), &i, &abi::tpot_rule { kind, ..*rule })?;
         }
@@ -402,7 +445,8 @@ impl Tpot {
         hear: impl Fn(TpotAsking) + Send + 'static,
     ) -> io::Result<()> {
         let mut rules = self.rules.lock().expect("no panic under this lock");
-        let known = rules.get_mut(rule as usize).ok_or(io::ErrorKind::InvalidInput)?;
+        let place = rule.checked_sub(self.config.first.into()).and_then(|n| rules.all.get_mut(n as usize));
+        let known = place.ok_or(io::ErrorKind::InvalidInput)?;
         known.handshake = match handshake {
             TpotHandshake::Basic => abi::tpot_handshake::TPOT_BASIC,
             TpotHandshake::Pipelined => abi::tpot_handshake::TPOT_PIPELINED,
@@ -474,7 +518,8 @@ impl Tpot {
     /// seconds.
     pub fn sweep(&self, is_spliced: Option<&(dyn Fn(&Tuple) -> bool + Sync)>) {
         let map = self.map("tpot_tunnels");
-        for (t, tunnel) in self.tunnels() {
+        let all = if self.is_left() { Vec::new() } else { self.tunnels() };
+        for (t, tunnel) in all {
             let lives_on = || is_spliced.map_or(!tunnel.proven, |is_spliced| is_spliced(&t));
             if tunnel.silent > IDLE || tunnel.silent > LINGER && is_over(&t, &tunnel) && !lives_on() {
                 // one that is gone already needs no removal
@@ -491,12 +536,16 @@ impl Tpot {
     }
 
     /// Asks for no more proxies and intercepts no more connections. If none is in a tunnel, everything is detached and removed.
-    /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
+    /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process. Does nothing
+    /// after [`Tpot::let_go`].
     pub fn close(&self) -> io::Result<usize> {
+        if self.is_left() {
+            return Ok(0);
+        }
         update(&self.map("tpot_config"), &0u32, &abi::tpot_config::default())?; // no rules, and no keys that stay in the kernel
         let left = self.tunnels().iter().filter(|(t, tunnel)| !is_over(t, tunnel)).count();
         if left == 0 {
-            self.owned.remove()?;
+            self.remove()?;
         }
         Ok(left)
     }
@@ -530,8 +579,23 @@ impl Tpot {
 
     /// Detaches and removes everything. Connections in tunnels break.
     pub fn remove(&self) -> io::Result<()> {
-        self.owned.remove()
+        self.owned.lock().expect("no panic under this lock").as_ref().map_or(Ok(()), Owned::remove)
     }
+}
+
+/// Returns the index of the first rule of a new process: its slots are those that the one before it has not. They are emptied.
+fn free_slots(object: &Object) -> io::Result<u16> {
+    let map = |name| object.maps().find(|m| m.name() == name).expect("the object has it");
+    let (config, rules, listeners) = (map("tpot_config"), map("tpot_rules"), map("tpot_listeners"));
+    let before = config.lookup(bytes_of(&0u32), MapFlags::ANY).map_err(io_error)?;
+    let before: abi::tpot_config = from_bytes(&before.unwrap_or_else(|| vec![0; size_of::<abi::tpot_config>()]));
+    let first = if before.first == 0 { TPOT_RULES as u16 } else { 0 };
+    for i in u32::from(first)..u32::from(first) + TPOT_RULES as u32 {
+        update(&rules, &i, &abi::tpot_rule::default())?;
+        // most have no socket
+        let _ = listeners.delete(bytes_of(&i));
+    }
+    Ok(first)
 }
 
 /// Removes a pinned map of another version, whose entries have another size. Fails if it holds connections.

@@ -295,6 +295,13 @@ impl Handshakes {
         *self = Handshakes::default();
     }
 
+    /// The same, but segments for addresses that are not ours are routed to local sockets on: those of another process.
+    pub fn hand_over(&mut self, d: Option<&Datapath>) {
+        let routes = self.ways.iter_mut().flatten().filter_map(|way| way.transparent.take());
+        routes.for_each(TransparentRoutes::let_go);
+        self.leave(d);
+    }
+
     fn hear(&mut self, engine: &Arc<Engine>, d: &Datapath, h: Handshake) {
         tracing::trace!(?h);
         // It replaces an earlier one, which its host has repeated or given up. That one would begin another connection later.

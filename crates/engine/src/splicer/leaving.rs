@@ -91,7 +91,7 @@ impl Splicer {
                 "cannot end the keeper of spliced flows in time: the next process may miss some of their events"
             );
         }
-        lock(self.handshakes()).leave(engine.datapath());
+        lock(self.handshakes()).hand_over(engine.datapath());
         self.set_leaving(Leaving::Gone);
         engine.datapath().into_iter().for_each(|d| d.let_go());
         HandedOver { left: all.saturating_sub(stay), stay }

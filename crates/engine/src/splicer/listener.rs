@@ -287,14 +287,24 @@ impl Splicer {
     /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
     /// room for another rule.
     pub async fn intercept(&self, tpot: &Arc<Tpot>, whose: TpotWhose, to: &Destinations) -> io::Result<Listener> {
+        // its own address gets nothing but connections of this host, which are refused as guarded
+        let own: IpAddr = if to.net.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        self.intercept_on(BoundSocket::bind((own, 0).into())?, tpot, whose, to).await
+    }
+
+    /// The same with a socket that another process has used for this, of the family of `to`.
+    pub async fn intercept_on(
+        &self,
+        bound: BoundSocket,
+        tpot: &Arc<Tpot>,
+        whose: TpotWhose,
+        to: &Destinations,
+    ) -> io::Result<Listener> {
         if self.datapath().is_none() {
             return Err(no_data_path());
         }
         let v6 = to.net.is_ipv6();
         lock(self.handshakes()).route_transparent(v6)?;
-        // its own address gets nothing but connections of this host, which are refused as guarded
-        let own: IpAddr = if v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
-        let bound = BoundSocket::bind((own, 0).into())?;
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
         let rule = tpot.take(whose, to, listener.listener.get_ref())?;

@@ -4,7 +4,7 @@ use super::{CONNECTIONS, LEAST, MOST_IN_HAND_OF_ALL, MOST_SOCKETS, Message, Of, 
 use longsplice_datapath::AbiId;
 use longsplice_proxy::{
     handed::{About, Handed},
-    inherited::Inherited,
+    inherited::{Inherited, OfListener},
 };
 use nix::{
     sys::resource::{Resource, getrlimit},
@@ -50,8 +50,8 @@ pub struct Offered {
     pub admin: Option<TcpListener>,
     /// The socket for tools of HAProxy, and its path.
     pub haproxy: Option<(PathBuf, UnixListener)>,
-    /// The listeners, by name.
-    listeners: Vec<(String, TcpListener)>,
+    /// The listeners.
+    listeners: Vec<(OfListener, TcpListener)>,
     /// Those that a supervisor keeps.
     kept: Vec<TcpListener>,
 }
@@ -96,7 +96,7 @@ impl Heir {
                     Of::Control => offered.control = Some(socket.into()),
                     Of::Admin => offered.admin = Some(socket.into()),
                     Of::Haproxy { path } => offered.haproxy = Some((path, socket.into())),
-                    Of::Listener { name } => offered.listeners.push((name, socket.into())),
+                    Of::Listener(of) => offered.listeners.push((of, socket.into())),
                     Of::Supervisor => offered.kept.push(socket.into()),
                 },
                 Some((other, _)) => return Err(refuse(format!("a socket is missing: {other:?}"))),

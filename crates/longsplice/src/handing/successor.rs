@@ -84,7 +84,7 @@ impl Sockets {
         let listeners = server
             .sockets()?
             .into_iter()
-            .map(|(name, socket)| (name.map_or(Of::Supervisor, |name| Of::Listener { name }), OwnedFd::from(socket)));
+            .map(|(of, socket)| (of.map_or(Of::Supervisor, Of::Listener), OwnedFd::from(socket)));
         let all: Vec<_> = others.into_iter().chain(listeners).collect();
         match all.len() {
             0..=MOST_SOCKETS => Ok(Sockets(all)),
@@ -93,7 +93,7 @@ impl Sockets {
     }
 
     fn names(&self) -> Vec<String> {
-        let name = |(of, _): &(Of, OwnedFd)| if let Of::Listener { name } = of { Some(name.clone()) } else { None };
+        let name = |(of, _): &(Of, OwnedFd)| if let Of::Listener(of) = of { Some(of.name.clone()) } else { None };
         self.0.iter().filter_map(name).collect()
     }
 }
@@ -113,9 +113,6 @@ pub struct Predecessor {
 impl Predecessor {
     /// Starts a new process, and waits until it is prepared, and no connection is in a switch. If that fails, nothing has changed.
     pub async fn prepare(&self, sockets: Sockets, asked: &Asked) -> Result<Prepared, String> {
-        if self.server.tpot().is_some() {
-            return Err("listeners that intercept connections (tpot, transparent = true) cannot be handed over".into());
-        }
         let sockets = Arc::new(sockets);
         let binary = asked.binary.as_ref().unwrap_or(&self.binary);
         let new = self.start(binary, &sockets, asked.limit).await?;
@@ -133,6 +130,7 @@ impl Predecessor {
         };
         self.server.stop_accepting();
         let handed = self.splicer.let_go().await;
+        self.server.tpot().iter().for_each(|tpot| tpot.let_go());
         let (why, connections) = match self.commit(new, &sockets, (handed, connections), limit).await {
             Ok((upgraded, pair)) => {
                 drop(sockets);
@@ -147,7 +145,11 @@ impl Predecessor {
             Err(why) => Err((why, connections)),
         };
         Err(match again {
-            Ok((upgraded, _)) => Failed { why, restarted: Some(upgraded.process) },
+            Ok((upgraded, pair)) => {
+                drop(sockets);
+                drop(pair);
+                Failed { why, restarted: Some(upgraded.process) }
+            }
             Err((again, connections)) => {
                 self.server.go_on(connections); // they end as all others do
                 Failed { why: format!("{why}; nor can the program that ran: {again}"), restarted: None }

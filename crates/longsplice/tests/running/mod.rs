@@ -331,7 +331,15 @@ impl Running {
 
     /// Waits until all flows have ended.
     pub fn flows_end(&self) {
-        eventually("the end of all flows", || self.flows().is_empty().then_some(()));
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = self.flows();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < end, "{} flows do not end; the first: {}", left.len(), left[0]);
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     pub fn counters(&self) -> Value {

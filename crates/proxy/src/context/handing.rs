@@ -76,7 +76,7 @@ pub(crate) struct Continued {
 impl ListenerConfig {
     /// Returns whether its connections may go to another process: they need nothing here but their sockets.
     pub(crate) fn lets_go(&self) -> bool {
-        self.tap.is_none() && self.binds() && !self.is_between_hosts() && !self.shows_clients
+        self.tap.is_none()
     }
 }
 

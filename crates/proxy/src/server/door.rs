@@ -52,13 +52,13 @@ impl Door {
         let (asked, runtime, splicer) = (listener.listen, shared.loads.runtime(number), &shared.splicer);
         let tracks = listener.binds() && listener.tracking() == Tracking::FromSyn;
         let (mut source, whose) = (None, listener.intercepts);
-        if let Some(socket) = socket {
+        if let (Some(whose), Some(tpot)) = (whose, tpot) {
+            let intercepted = Source::intercept(&listener, (tpot, whose, socket), splicer, runtime).await;
+            source = Some(intercepted.map_err(cannot_listen(asked))?);
+        } else if let Some(socket) = socket {
             let listening = Source::listen(&listener, socket, splicer, runtime).await.map_err(cannot_listen(asked))?;
             source = Some(listening.0);
             listener.listen = listening.1;
-        } else if let (Some(whose), Some(tpot)) = (whose, tpot) {
-            let intercepted = Source::intercept(&listener, (tpot, whose), splicer, runtime).await;
-            source = Some(intercepted.map_err(cannot_listen(asked))?);
         }
         let addr = listener.listen;
         let fronts = Fronts::new(Front::new(listener, shared, opened, before));
@@ -81,10 +81,9 @@ impl Door {
         Ok(Door { fronts, asked, addr, tracks, shared, number, sources, close, tasks, listener, beside })
     }
 
-    /// Returns another descriptor of its socket, if it has one, and is not transparent.
+    /// Returns another descriptor of its socket, if it has one.
     pub fn socket(&self) -> io::Result<Option<TcpListener>> {
-        let has_one = self.fronts.now().listener.binds();
-        self.listener.upgrade().filter(|_| has_one).map(|listener| listener.try_clone_socket()).transpose()
+        self.listener.upgrade().map(|listener| listener.try_clone_socket()).transpose()
     }
 
     /// Tells it to stop accepting, and returns what goes on until it does.
@@ -258,17 +257,20 @@ impl Source {
         runtime.spawn(listen).await.map_err(io::Error::other)?
     }
 
-    /// Intercepts connections that are routed through this machine.
+    /// Intercepts connections that are routed through this machine. `socket`: that of an earlier process.
     async fn intercept(
         listener: &ListenerConfig,
-        (tpot, whose): (&Arc<Tpot>, TpotWhose),
+        (tpot, whose, socket): (&Arc<Tpot>, TpotWhose, Option<BoundSocket>),
         splicer: &Splicer,
         runtime: &Handle,
     ) -> io::Result<Source> {
         let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
         let shows_clients = listener.shows_clients;
         let listen = async move {
-            let mut listening = splicer.intercept(&tpot, whose, &to).await?;
+            let mut listening = match socket {
+                Some(socket) => splicer.intercept_on(socket, &tpot, whose, &to).await?,
+                None => splicer.intercept(&tpot, whose, &to).await?,
+            };
             if shows_clients {
                 listening.show_clients()?;
             }
