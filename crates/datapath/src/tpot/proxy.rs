@@ -252,8 +252,8 @@ pub struct Tpot {
     owned: Mutex<Option<Owned>>,
 }
 
-/// The rules of this process. Their indices, with those of their sockets, are not those of the process before: packets on their
-/// way through the kernel, and SYN cookies, still name its own.
+/// The rules of this process. Beside a live one, their indices, with those of their sockets, are other ones: connections in their
+/// handshakes still name those of that process.
 #[derive(Default)]
 struct Rules {
     all: Vec<abi::tpot_rule>,
@@ -289,7 +289,7 @@ impl Tpot {
             TpotUdp::Always => abi::tpot_udp::TPOT_UDP_ALWAYS,
         };
         let config = abi::tpot_config { exid, hops, udp: udp.0 as u8, cgroup, level, keys, key, ..Default::default() };
-        let config = abi::tpot_config { first: free_slots(&object).map_err(failed("rules"))?, ..config };
+        let config = abi::tpot_config { first: slots(&object, options.follows).map_err(failed("rules"))?, ..config };
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
         let ring = object.maps().find(|m| m.name() == "askings").expect("the object has it");
         let askings = Mutex::new(Askings::new(&ring).map_err(failed("ring of askings"))?);
@@ -583,12 +583,16 @@ impl Tpot {
     }
 }
 
-/// Returns the index of the first rule of a new process: its slots are those that the one before it has not. They are emptied.
-fn free_slots(object: &Object) -> io::Result<u16> {
+/// Returns the index of the first rule of this process. If it `follows` a live one, its slots are the other ones, and are emptied. In
+/// place of a dead one it has the same ones: connections in their handshakes name the index of their listener.
+fn slots(object: &Object, follows: bool) -> io::Result<u16> {
     let map = |name| object.maps().find(|m| m.name() == name).expect("the object has it");
     let (config, rules, listeners) = (map("tpot_config"), map("tpot_rules"), map("tpot_listeners"));
     let before = config.lookup(bytes_of(&0u32), MapFlags::ANY).map_err(io_error)?;
     let before: abi::tpot_config = from_bytes(&before.unwrap_or_else(|| vec![0; size_of::<abi::tpot_config>()]));
+    if !follows {
+        return Ok(before.first);
+    }
     let first = if before.first == 0 { TPOT_RULES as u16 } else { 0 };
     for i in u32::from(first)..u32::from(first) + TPOT_RULES as u32 {
         update(&rules, &i, &abi::tpot_rule::default())?;
