@@ -310,6 +310,19 @@ impl Tpot {
         Ok(())
     }
 
+    /// From now on, listeners get the SYNs that are for them at once, and nobody hears of those ([`Tpot::pipeline`]): while this
+    /// process gives way to another one, a client's SYN and its repetition would be held in vain, and the next one routed on.
+    pub fn stop_pipelines(&self) -> io::Result<()> {
+        let (rules, map) = (self.rules.lock().expect("no panic under this lock"), self.map("tpot_rules"));
+        for (i, _) in (u32::from(self.config.first)..).zip(&rules.all) {
+            let now = map.lookup(bytes_of(&i), MapFlags::ANY).map_err(io_error)?;
+            let Some(now) = now.and_then(|bytes| plain::<abi::tpot_rule>(&bytes)) else { continue };
+            let handshake = abi::tpot_handshake::TPOT_BASIC.0 as u8;
+            update(&map, &i, &abi::tpot_rule { handshake, ..now })?;
+        }
+        Ok(())
+    }
+
     /// Leaves everything as it is to another process, which can open it from now on. Nothing here changes any of it any more.
     pub fn let_go(&self) {
         *self.owned.lock().expect("no panic under this lock") = None;

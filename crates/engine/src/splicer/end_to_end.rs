@@ -29,7 +29,16 @@ impl EndToEndListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Opened { legs, sockets, first } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        let opened = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        self.legs(opened)
+    }
+
+    /// Returns the next connection like [`EndToEndListener::accept`], if one waits.
+    pub fn try_accept(&mut self) -> Option<io::Result<(Leg, Leg)>> {
+        self.opened.try_recv().ok().map(|opened| self.legs(opened))
+    }
+
+    fn legs(&self, Opened { legs, sockets, first }: Opened) -> io::Result<(Leg, Leg)> {
         self.splicer.engine().opened(&sockets.server);
         let mut client = leg(sockets.client, legs.client)?;
         client.opened.first = first.map(|held| held as Box<dyn HeldData>);

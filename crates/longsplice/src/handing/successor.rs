@@ -123,6 +123,9 @@ impl Predecessor {
 
     /// Hands everything over. If the new process fails now, the program of this one is started once more, and takes over.
     pub async fn finish(&self, Prepared { new, sockets, limit }: Prepared) -> Result<Upgraded, Failed> {
+        if let Some(Err(error)) = self.server.tpot().map(|tpot| tpot.stop_pipelines()) {
+            tracing::warn!(%error, "cannot pass SYNs to listeners at once: some clients have to send theirs again");
+        }
         self.server.leave_doors().await;
         let connections = match &new.wanted {
             Some(wanted) => self.server.hand_on(wanted.clone()).await,

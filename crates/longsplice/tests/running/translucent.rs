@@ -66,7 +66,16 @@ impl Setting {
 
     /// The connections in tunnels of the client's host.
     pub fn tunnels(&self) -> Vec<Value> {
-        let out = self.lab.client.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
+        Setting::tunnels_at(&self.lab.client)
+    }
+
+    /// The connections in tunnels of the proxy.
+    pub fn tunnels_of_proxy(&self) -> Vec<Value> {
+        Setting::tunnels_at(&self.lab.forwarder)
+    }
+
+    fn tunnels_at(host: &Namespace) -> Vec<Value> {
+        let out = host.command(LONGSPLICE).args(["tpot", "ls", "--json"]).output().unwrap();
         assert!(out.status.success(), "{out:?}");
         String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }

@@ -347,7 +347,11 @@ async fn accept_pairs(
     loop {
         let accepted = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return,
+            // its hosts have shaken hands, and nobody else has the sockets
+            _ = stop.wait_for(|stop| *stop) => match socket.try_accept() {
+                Some(accepted) => accepted,
+                None => return,
+            },
             accepted = socket.accept() => accepted,
         };
         match accepted {
