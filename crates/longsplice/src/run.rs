@@ -200,7 +200,7 @@ fn memory(options: &OpenOptions) -> String {
 
 /// Removes the leftovers of dead processes and deleted network
 /// namespaces: their tables take tens of megabytes of kernel memory.
-fn remove_leftovers() {
+pub(crate) fn remove_leftovers() {
     for removed in [longsplice_datapath::remove_dead(), paths::remove_leftovers()] {
         match removed {
             Ok(all) => {

@@ -19,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
     let foreground = || {
         crate::run::start_log(verbose, false);
+        crate::run::remove_leftovers(); // another namespace of the same number may have had tunnels
         tokio::runtime::Builder::new_current_thread().enable_all().build()
     };
     match &args.command {

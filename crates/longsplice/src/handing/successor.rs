@@ -183,54 +183,63 @@ impl Predecessor {
         &self,
         new: Successor,
         sockets: &Sockets,
-        (HandedOver { left, .. }, mut connections): (HandedOver, Vec<Handed>),
+        (HandedOver { left, .. }, connections): (HandedOver, Vec<Handed>),
         limit: Duration,
     ) -> Result<(Upgraded, Pair), (String, Vec<Handed>)> {
         let (process, program) = (new.child.0.as_ref().map_or(0, Child::id), new.program.clone());
         // one that was started in place of another may want fewer
-        let stay = select(&mut connections, new.wanted.as_ref());
-        let taken = connections.len();
-        let connections = Arc::new(connections);
-        let of_new = connections.clone();
+        let (go, mut stay) = select(connections, new.wanted.as_ref());
+        let (taken, go) = (go.len(), Arc::new(go));
+        let of_new = go.clone();
         let committed = spawn_blocking(move || new.commit(&of_new, limit)).await;
         let committed = committed.map_err(|e| e.to_string()).and_then(|committed| committed);
         // whoever has sent them has ended
-        let mut connections = Arc::into_inner(connections).unwrap_or_default();
+        let go = Arc::into_inner(go).unwrap_or_default();
         let pair = match committed {
             Ok(pair) => pair,
             Err(why) => {
-                connections.extend(stay);
-                return Err((why, connections));
+                stay.extend(go.into_iter().map(|one| one.handed));
+                return Err((why, stay));
             }
         };
-        drop(connections);
+        drop(go);
         self.server.go_on(stay);
         let stay = self.server.counters().live;
         Ok((Upgraded { process, program, listeners: sockets.names(), left, taken, stay }, pair))
     }
 }
 
-/// Leaves those connections that a new process takes, and returns the others.
-fn select(connections: &mut Vec<Handed>, wanted: Option<&Wanted>) -> Vec<Handed> {
+/// A connection that a new process takes, and the message about it.
+struct Outgoing {
+    handed: Handed,
+    text: Vec<u8>,
+}
+
+/// Returns those connections that a new process takes, and the others.
+fn select(connections: Vec<Handed>, wanted: Option<&Wanted>) -> (Vec<Outgoing>, Vec<Handed>) {
     let (mut sockets, mut bytes) = (wanted.map_or(0, |wanted| wanted.sockets), MOST_IN_HAND_OF_ALL);
-    let mut fits = |handed: &mut Handed| {
-        let [up, down] = handed.in_hand.each_ref().map(|bytes| bytes.len());
-        let takes = wanted.is_some_and(|wanted| handed.about.is_wanted(wanted)) && handed.about.sockets() <= sockets;
-        let fits = takes && up.max(down) <= MOST_IN_HAND && up + down <= bytes && message(handed).is_some();
-        if fits {
-            (sockets, bytes) = (sockets - handed.about.sockets(), bytes - up - down);
+    let (mut go, mut stay) = (Vec::new(), Vec::new());
+    for handed in connections {
+        let ([up, down], needs) = (handed.in_hand.each_ref().map(|bytes| bytes.len()), handed.about.sockets());
+        let takes = wanted.is_some_and(|wanted| handed.about.is_wanted(wanted)) && needs <= sockets;
+        let fits = takes && up.max(down) <= MOST_IN_HAND && up + down <= bytes;
+        match fits.then(|| text_of(&handed)).flatten() {
+            Some(text) => {
+                (sockets, bytes) = (sockets - needs, bytes - up - down);
+                go.push(Outgoing { handed, text });
+            }
+            None => stay.push(handed),
         }
-        fits
-    };
-    connections.extract_if(.., |handed| !fits(handed)).collect()
+    }
+    (go, stay)
 }
 
 /// Returns what is said of a connection, unless that is too long.
-fn message(handed: &Handed) -> Option<Message> {
+fn text_of(handed: &Handed) -> Option<Vec<u8>> {
     let about = serde_json::to_value(&handed.about).ok()?;
     let in_hand = handed.in_hand.each_ref().map(|bytes| bytes.len());
     let message = Message::Connection { about: Box::new(about), in_hand };
-    serde_json::to_vec(&message).is_ok_and(|text| text.len() <= LONGEST).then_some(message)
+    serde_json::to_vec(&message).ok().filter(|text| text.len() <= LONGEST)
 }
 
 /// A new process that waits, and what it was offered.
@@ -348,11 +357,11 @@ impl Successor {
     }
 
     /// Lets it serve, and go on with these connections. It takes commands once the pair is closed.
-    fn commit(mut self, connections: &[Handed], limit: Duration) -> Result<Pair, String> {
+    fn commit(mut self, connections: &[Outgoing], limit: Duration) -> Result<Pair, String> {
         let until = Instant::now() + limit;
         let deaf = |e: io::Error| format!("the new program does not listen: {e}");
         // One that has given up says why, which is still to be heard.
-        let said = connections.iter().try_for_each(|handed| self.send(handed, until));
+        let said = connections.iter().try_for_each(|one| self.send(one, until));
         let left = until.saturating_duration_since(Instant::now());
         let said = said.and_then(|()| self.pair.say(&Message::Commit, &[], left));
         if let Err(e) = said {
@@ -373,10 +382,9 @@ impl Successor {
     }
 
     /// Sends a connection.
-    fn send(&self, handed: &Handed, until: Instant) -> io::Result<()> {
-        let message = message(handed).ok_or(io::ErrorKind::InvalidData)?;
+    fn send(&self, Outgoing { handed, text }: &Outgoing, until: Instant) -> io::Result<()> {
         let sockets: Vec<_> = handed.sockets.iter().map(AsFd::as_fd).collect();
-        self.pair.say(&message, &sockets, until.saturating_duration_since(Instant::now()))?;
+        self.pair.send(text, &sockets, until.saturating_duration_since(Instant::now()))?;
         handed.in_hand.iter().try_for_each(|bytes| self.pair.send_all(bytes, until))
     }
 
