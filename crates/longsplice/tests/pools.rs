@@ -198,6 +198,34 @@ fn a_server_is_killed_under_load(family: Family) {
     assert!(records.iter().any(|r| r["splices"] == 1), "they are spliced");
 }
 
+/// An agent at another port says whether a server is good: it serves while the agent is there, whatever its own port does.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_check_asks_another_port(family: Family) {
+    const AGENT: u16 = 7900;
+    let check = format!("check = {{ port = {AGENT}, interval = 0.1, rise = 1, fall = 1 }}");
+    let setting = Setting::new(&plug(family, &SERVERS[..1], &check));
+    let mut serving = server(&setting.lab.server, family, SERVERS[0]);
+    let mut proxy = setting.start();
+    let member = name(family, SERVERS[0]);
+    proxy.wait_message(&format!("pool db: {member} is down"));
+    let agent = setting.listen(SERVER.port(family, AGENT));
+    proxy.wait_message(&format!("pool db: {member} is up"));
+    exchange(&mut setting.connect(at(family)), 1, 1000).unwrap();
+    serving.kill();
+    agent.set_nonblocking(true).unwrap();
+    while agent.accept().is_ok() {}
+    agent.set_nonblocking(false).unwrap();
+    agent.accept().unwrap(); // it is asked all the same
+    drop(agent);
+    eventually("it is down again", || {
+        let pools: Value = serde_json::from_str(&proxy.client(&["pools", "--json"])).unwrap();
+        (pools[0]["members"][0]["state"] == "down").then_some(())
+    });
+    proxy.stop(&setting.pins[0]);
+}
+
 #[test]
 #[ignore = "root"]
 fn a_reload_keeps_what_is_known_of_servers() {

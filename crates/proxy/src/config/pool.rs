@@ -1,7 +1,7 @@
 //! Configuration of a pool of servers: the servers, how connections and requests are distributed, and when a server counts as down.
 
 use crate::{pattern::Pattern, target::Target};
-use std::{ops::RangeInclusive, time::Duration};
+use std::{num::NonZeroU16, ops::RangeInclusive, time::Duration};
 
 /// Maximum number of servers in a pool: each choice looks at all of them.
 pub const SERVERS_MAX: usize = 256;
@@ -158,7 +158,9 @@ impl Default for HealthLimits {
 pub struct Check {
     /// What the server is asked; none: it has to accept a connection.
     pub ask: Option<Ask>,
-    /// Time from the end of one check to the start of the next.
+    /// Port that is asked; none: the server's own.
+    pub port: Option<NonZeroU16>,
+    /// Time from the end of one check to the start of the next, on average.
     pub interval: Duration,
     /// Time limit of a check, including name resolution and connecting.
     pub timeout: Duration,
@@ -166,7 +168,7 @@ pub struct Check {
 
 impl Default for Check {
     fn default() -> Check {
-        Check { ask: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2) }
+        Check { ask: None, port: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2) }
     }
 }
 

@@ -20,6 +20,7 @@ use serde::{
 use std::{
     collections::BTreeMap,
     fmt,
+    num::NonZeroU16,
     ops::{Range, RangeInclusive},
     str::FromStr,
 };
@@ -113,6 +114,7 @@ struct RawCheck {
     send: Option<Spanned<Parsed<Bytes>>>,
     expect: Option<Spanned<Parsed<Pattern>>>,
     host: Option<Spanned<Parsed<CheckHost>>>,
+    port: Option<NonZeroU16>,
     interval: Option<Seconds>,
     timeout: Option<Seconds>,
     status: Option<Spanned<OrNumber<Statuses>>>,
@@ -318,7 +320,7 @@ impl SourceFile<'_> {
             (None, None) => Some(Ask::Tls(host)),
         };
         let (interval, timeout) = (raw.interval.map_or(d.interval, |s| s.0), raw.timeout.map_or(d.timeout, |s| s.0));
-        Ok(Check { ask, interval, timeout })
+        Ok(Check { ask, port: raw.port, interval, timeout })
     }
 
     /// Returns the name of a pool, which there has to be.

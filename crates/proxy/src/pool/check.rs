@@ -7,7 +7,11 @@ use crate::{
 };
 use longsplice_engine::Leg;
 use longsplice_http::{Kind, Response, Scan};
-use std::sync::Weak;
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::Weak,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{sleep, timeout},
@@ -24,7 +28,7 @@ pub(super) async fn watch(pool: Weak<Pool>, index: usize, check: Check, upkeep: 
             let member = pool.members[index].clone();
             drop(pool);
             if member.is_maintained() {
-                sleep(check.interval).await;
+                sleep(pause(check.interval)).await;
                 continue;
             }
             let late = || Err(format!("the check took longer than {:?}", check.timeout));
@@ -33,7 +37,7 @@ pub(super) async fn watch(pool: Weak<Pool>, index: usize, check: Check, upkeep: 
             if !member.is_maintained() {
                 member.checked(&upkeep.counters, result);
             }
-            sleep(check.interval).await;
+            sleep(pause(check.interval)).await;
         }
     };
     tokio::select! {
@@ -42,11 +46,18 @@ pub(super) async fn watch(pool: Weak<Pool>, index: usize, check: Check, upkeep: 
     }
 }
 
+/// Returns an interval that is up to a tenth longer or shorter: servers are not all asked at the same moment, by each proxy.
+fn pause(interval: Duration) -> Duration {
+    let part = RandomState::new().hash_one(()) % 201; // its keys are random
+    interval.mul_f64(0.9 + part as f64 / 1000.0)
+}
+
 /// Runs one check over a new connection, which is opened like those for clients.
 async fn ask(member: &Member, check: &Check, upkeep: &Upkeep) -> Result<(), String> {
     let addresses = upkeep.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
     let mut failed = String::new();
-    for address in addresses {
+    for mut address in addresses {
+        check.port.into_iter().for_each(|port| address.set_port(port.get()));
         match upkeep.splicer.connect_alone(address).await {
             Ok(mut leg) => {
                 let answered = match &check.ask {
