@@ -315,7 +315,7 @@ async fn clients(ledger: &Arc<Ledger>, seed: u64) {
             sleep(Duration::from_millis(r.random_range(0..2000))).await;
             while ledger.is_open() {
                 let way = Way::ALL[r.random_range(0..Way::ALL.len())];
-                let (number, families) = (Plan::seed(Kind::lasting(&mut r), &mut r), families(&mut r));
+                let (number, families) = (Plan::seed(Kind::lasting(&mut r), &mut r), way.families(families(&mut r)));
                 let from = sources.next(families[0]);
                 ledger.begin(number, way, from, families[1]);
                 stream(&ledger, number, way, families, from).await;
@@ -339,7 +339,7 @@ async fn clients(ledger: &Arc<Ledger>, seed: u64) {
         sleep(Duration::from_millis(r.random_range(2..12))).await;
         let Ok(place) = room.clone().acquire_owned().await else { return };
         let way = Way::ALL[r.random_range(0..Way::ALL.len())];
-        let (number, families) = (Plan::seed(Kind::Short, &mut r), families(&mut r));
+        let (number, families) = (Plan::seed(Kind::Short, &mut r), way.families(families(&mut r)));
         let (ledger, from) = (ledger.clone(), sources.next(families[0]));
         ledger.begin(number, way, from, families[1]);
         tokio::spawn(async move {

@@ -7,11 +7,7 @@ use super::{
 };
 use crate::running::{Control, LONGSPLICE, Pins, Running, listener, longsplice};
 use longsplice_datapath::Holdings;
-use longsplice_lab::{
-    Family, Lab, Namespace,
-    process::wait_for,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
-};
+use longsplice_lab::{Family, Lab, Namespace, process::wait_for, topology::SERVER};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -374,7 +370,7 @@ fn configuration(turn: u32) -> String {
     for family in Family::BOTH {
         let limits = format!("limits = {{ connect = {connect}, keep_alive = 30 }}");
         let mut add = |way: Way, protocol: &str, policy: &str, more: &str| {
-            let at = FORWARDER_TO_CLIENT.port(family, way.port());
+            let at = way.at(family);
             let name = format!("{way:?}-{family:?}");
             let of = format!("name = \"{name}\"\n{limits}\npolicy = {{ {policy}, keepalive = 10 }}\n{more}");
             text += &listener(protocol, &at.to_string(), &of);
@@ -400,6 +396,8 @@ fn configuration(turn: u32) -> String {
         add(Way::Tls, "tls", "splice = 10000, release_after = 0.5", &routes);
         add(Way::Connect, "http", "splice = 65536, release_after = 2", "");
         add(Way::Upgrade, "http", "splice = \"at-once\", release_after = 1", "route = [{ pool = \"web\" }]");
+        add(Way::Routed, "plug", "splice = \"at-once\", release_after = 1", "transparent = true");
+        add(Way::Shown, "plug", "splice = \"never\"", "transparent = true\nsource = \"client\"");
     }
     let servers = Family::BOTH.map(|family| format!("\"{}\"", SERVER.port(family, WEB))).join(", ");
     text + &format!("[pool.web]\nservers = [{servers}]\nfailures = {}\nidle_time = 3\n", 1_000_000 - turn % 2)

@@ -46,13 +46,17 @@ pub enum Way {
     /// HTTP that becomes something else: at a site, and with the whole URL.
     Upgrade,
     UpgradeForward,
+    /// Routed through the program's machine, and spliced at once.
+    Routed,
+    /// The same, copied, and its server sees the client's address.
+    Shown,
     /// A listener that comes and goes.
     Extra,
 }
 
 impl Way {
     /// Those that are always there.
-    pub const ALL: [Way; 11] = [
+    pub const ALL: [Way; 13] = [
         Way::AtOnce,
         Way::Crossing,
         Way::Copied,
@@ -64,6 +68,8 @@ impl Way {
         Way::Connect,
         Way::Upgrade,
         Way::UpgradeForward,
+        Way::Routed,
+        Way::Shown,
     ];
 
     pub fn port(self) -> u16 {
@@ -75,11 +81,29 @@ impl Way {
             Way::Triggered => 7104,
             Way::Held => 7105,
             Way::Extra => 7106,
+            Way::Routed => 7107,
+            Way::Shown => 7108,
             Way::Socks => 1080,
             Way::Tls => 7443,
             Way::Connect | Way::UpgradeForward => PROXY,
             Way::Upgrade => SITE,
         }
+    }
+
+    /// Whether its clients connect to the server, and know of no proxy.
+    pub fn is_routed(self) -> bool {
+        matches!(self, Way::Routed | Way::Shown)
+    }
+
+    /// The address to which a client connects.
+    pub fn at(self, family: Family) -> SocketAddr {
+        let host = if self.is_routed() { SERVER } else { FORWARDER_TO_CLIENT };
+        host.port(family, self.port())
+    }
+
+    /// The families of a connection's client and server.
+    pub fn families(self, any: [Family; 2]) -> [Family; 2] {
+        if self.is_routed() { [any[0]; 2] } else { any }
     }
 
     /// Whether the program may take it back by itself.
@@ -146,7 +170,7 @@ fn refused(why: String) -> io::Error {
 
 /// Opens a connection to a server. Returns what has come of its stream, too.
 pub async fn open(way: Way, family: Family, to: Family, from: SocketAddr) -> io::Result<(TcpStream, Vec<u8>)> {
-    let mut stream = connect(from, FORWARDER_TO_CLIENT.port(family, way.port())).await?;
+    let mut stream = connect(from, way.at(family)).await?;
     let rest = within(HANGS, shake(way, &mut stream, to)).await?;
     Ok((stream, rest))
 }
@@ -213,7 +237,7 @@ pub fn added(way: Way, to: Family) -> [u64; 2] {
 /// Starts all servers. Runs on the thread of the server's host.
 pub fn serve(ledger: &Arc<Ledger>) -> io::Result<()> {
     for family in Family::BOTH {
-        for port in [STREAMS, NAMES, WEB] {
+        for port in [STREAMS, NAMES, WEB, Way::Routed.port(), Way::Shown.port()] {
             let at = SERVER.port(family, port);
             let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
             socket.set_reuseaddr(true)?;
