@@ -74,6 +74,11 @@ impl Datapath {
         self.maps.listen(addr, Some(abi::listens::LISTENS))
     }
 
+    /// Forgets the addresses of the process before at which nobody listens now; see [`Options::follows`](crate::Options).
+    pub fn settle_listeners(&self) {
+        self.maps.settle();
+    }
+
     /// Stops tracking new connections to this address.
     pub fn unlisten(&self, addr: SocketAddr) -> io::Result<()> {
         self.maps.listen(addr, None)

@@ -121,8 +121,8 @@ pub use test_run::TestContext;
 pub use tpot::probe::{TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
 pub use tpot::proxy::{
     Destinations, DeviceChanges, TPOT_DOORS, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking,
-    TpotHandshake, TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, TpotWhose, tpot_flush, tpot_known,
-    tpot_tunnels,
+    TpotHandshake, TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, TpotWhose, tpot_flush,
+    tpot_is_there, tpot_known, tpot_tunnels, try_tpot,
 };
 pub use tpot::router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,

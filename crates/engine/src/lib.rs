@@ -74,7 +74,8 @@ pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::monotonic;
 pub use longsplice_datapath::{
     ConntrackCounts, Destinations, DeviceChanges, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, TPOT_KEYS,
-    Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, TpotWhose, Tuple, dropping_forward_chain, is_local, name_of,
+    TPOT_RULES, Tpot, TpotHandshake, TpotKey, TpotOptions, TpotUdp, TpotWhose, Tuple, dropping_forward_chain, is_local,
+    name_of, tpot_is_there,
 };
 pub use passing::handshakes::TransparentCounts;
 pub use refusal::{Refusal, Tally};

@@ -268,7 +268,7 @@ mod tests {
     fn messages_come_with_their_sockets() {
         let (ours, theirs) = pair();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let message = Message::Socket(Of::Listener(OfListener { name: "plug-127.0.0.1:0".into(), intercepts: false }));
+        let message = Message::Socket(Of::Listener(OfListener { name: "plug-127.0.0.1:0".into(), intercepts: None }));
         ours.say(&message, &[listener.as_fd()], SOON).unwrap();
         ours.say(&Message::Commit, &[], SOON).unwrap();
         let until = Instant::now() + SOON;

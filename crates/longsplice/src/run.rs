@@ -19,11 +19,11 @@ use crate::{
     haproxy::Haproxy,
     memory, paths, socket_file, supervisor,
 };
-use longsplice_datapath::give_large_blocks_back;
+use longsplice_datapath::{give_large_blocks_back, try_tpot};
 use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot, Tuple};
 use longsplice_proxy::{
     AdminConfig, Config, ListenerConfig, Open, Prepared as Opened, Server, Workers, config::Places, handed::Handed,
-    inherited::Inherited,
+    inherited::Inherited, tpot,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
@@ -151,13 +151,18 @@ fn raise_descriptor_limit() {
 
 /// Opens the engine with the kernel path; if that fails, without it, and logs the reason. `handed`: legs of another process, and the
 /// highest number of a flow.
-fn open(args: &RunArgs, config: &Config, (handed, handed_number): (Vec<Tuple>, u64)) -> Result<Splicer, String> {
+fn open(
+    args: &RunArgs,
+    config: &Config,
+    (handed, handed_number, follows): (Vec<Tuple>, u64, bool),
+) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
         return Ok(Splicer::copying_from(config.engine.sources.clone(), Refusal::Policy));
     }
     remove_leftovers();
     let mut options = OpenOptions { handed, handed_number, ..config.engine.clone() };
+    options.datapath.follows = follows;
     if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
         tracing::warn!("{warning}");
     }
@@ -264,7 +269,8 @@ async fn serve(
         let splices = !args.copy_only;
         let named = |listener: &ListenerConfig| (listener.name.to_string(), listener.protocol.name().to_owned());
         let listeners: Vec<_> = prepared.config().listeners.iter().map(named).collect();
-        let taking = spawn_blocking(move || take_over(&heir, &listeners, splices));
+        let intercepts = tpot::is_needed(prepared.config());
+        let taking = spawn_blocking(move || take_over(&heir, &listeners, (splices, intercepts)));
         handed = tokio::select! {
             taken = taking => taken.map_err(io::Error::other)??,
             name = signals.until_told() => return Err(format!("{name}, before anything was handed over").into()),
@@ -274,7 +280,7 @@ async fn serve(
     }
     let legs = handed.iter().flat_map(|handed| handed.about.recorded()).collect();
     let last = handed.iter().filter_map(|handed| handed.about.flow()).max().unwrap_or(0);
-    let splicer = match open(args, prepared.config(), (legs, last)) {
+    let splicer = match open(args, prepared.config(), (legs, last, heir.is_some())) {
         Err(why) if heir.is_some() => {
             tracing::error!(
                 "connections are copied, not spliced, because there is no other process to serve them: {why}"
@@ -287,6 +293,9 @@ async fn serve(
     let server = match prepared.start(workers, splicer.clone()).await {
         Ok(server) => Arc::new(server),
         Err(e) => {
+            if heir.is_some() {
+                splicer.let_go().await; // the process before may go on, with what is in the kernel
+            }
             // Flows left by an earlier process must not suffer from an error in our configuration.
             close(splicer, true)?;
             return Err(e.into());
@@ -476,10 +485,17 @@ async fn take_connections(heir: Arc<Heir>, mut handed: Vec<Handed>, server: &Ser
 }
 
 /// Checks the machine, and waits until the process that hands over has let go. Returns the connections that it hands over.
-fn take_over(heir: &Heir, listeners: &[(String, String)], splices: bool) -> Result<Vec<Handed>, String> {
+fn take_over(
+    heir: &Heir,
+    listeners: &[(String, String)],
+    (splices, intercepts): (bool, bool),
+) -> Result<Vec<Handed>, String> {
     if splices && heir.splices() {
         heir.check_tables()?;
         doctor::attach_for_trial().map_err(|why| format!("this program cannot splice here: {why}"))?;
+    }
+    if intercepts {
+        try_tpot().map_err(|why| format!("this program cannot intercept connections here: {why}"))?;
     }
     heir.prepared(listeners, splices)
 }

@@ -10,8 +10,10 @@ use crate::{
 use longsplice_lab::{Family, Lab, Options, Shape, topology::SERVER};
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     io::{Read, Write},
     net::{IpAddr, Ipv6Addr, TcpListener, TcpStream},
+    sync::{Arc, Mutex},
     thread,
 };
 
@@ -68,9 +70,11 @@ fn serve(listener: TcpListener) {
     });
 }
 
-/// Connects to the server, and checks whom it sees: a client whose SYN went past the proxy would be seen itself.
-fn visit(family: Family, port: u16, passes: bool) -> TcpStream {
+/// Connects to the server, and checks whom it sees: a client whose SYN went past the proxy would be seen itself. Its address is added
+/// to `clients`.
+fn visit(family: Family, port: u16, passes: bool, clients: &Mutex<BTreeSet<String>>) -> TcpStream {
     let mut stream = connect(SERVER.port(family, port));
+    clients.lock().unwrap().insert(stream.local_addr().unwrap().to_string());
     let mut seen = [0; 16];
     stream.read_exact(&mut seen).unwrap_or_else(|e| panic!("{family:?}, {port}: {e}"));
     let seen = Ipv6Addr::from(seen);
@@ -98,14 +102,18 @@ fn each_client_is_intercepted_at_any_time() {
     let here = setting();
     let mut proxies = Dynasty::of(here.start_with(&["--log-format", "json"]));
     let host = here.host();
+    let clients = Arc::new(Mutex::new(BTreeSet::new()));
     let long = |(family, port)| {
-        let mut stream = here.lab.client.run(|| visit(family, port, false));
+        let mut stream = here.lab.client.run(|| visit(family, port, false, &clients));
         round_trip(&mut stream, &[1; 100_000]);
         stream
     };
     let mut stay: Vec<_> = all().into_iter().map(long).collect();
     eventually("those are spliced that can be", || (proxies.first.flows_in("spliced") == 6).then_some(()));
-    let come = |(family, port)| Box::new(move || drop(visit(family, port, false))) as Box<dyn Fn() + Send>;
+    let come = |(family, port)| {
+        let clients = clients.clone();
+        Box::new(move || drop(visit(family, port, false, &clients))) as Box<dyn Fn() + Send>
+    };
     let crowd = Crowd::new(&here, all().into_iter().map(come).collect());
     crowd.are_served(50);
     for _ in 0..TIMES {
@@ -121,6 +129,12 @@ fn each_client_is_intercepted_at_any_time() {
     drop(stay);
     let is_one = |record: &&Value| record["how"] == "closed" && record["processes"] == TIMES as u64 + 1;
     eventually("each has one line", || (proxies.first.records().iter().filter(is_one).count() == stayed).then_some(()));
+    let clients = clients.lock().unwrap();
+    eventually("each client has been intercepted", || {
+        let records = proxies.first.records();
+        let known: BTreeSet<_> = records.iter().filter_map(|r| Some(r["client"].as_str()?.to_owned())).collect();
+        clients.difference(&known).next().is_none().then_some(())
+    });
     let (_, earlier) = proxies.others.split_last().unwrap();
     earlier.iter().for_each(|number| gone(*number));
     proxies.first.flows_end();
@@ -137,19 +151,28 @@ fn each_client_is_intercepted_at_any_time() {
 }
 
 /// The next process has other listeners, in another order: each connection goes to the one that is for it, or past the proxy if
-/// none is.
+/// none is. The one after has none that intercepts, and asks for no proxy: nothing is left of that.
 #[test]
 #[ignore = "root"]
 fn other_listeners_in_another_order() {
     let here = setting();
     let mut proxies = Dynasty::of(here.start_with(&["--log-format", "json"]));
     let host = here.host();
-    let check = |gone: u16| {
+    // which listener has served: its name has the port
+    let check = |proxies: &Dynasty, gone: u16| {
         for (family, port) in all() {
-            here.lab.client.run(|| drop(visit(family, port, port == gone)));
+            let clients = Mutex::default();
+            here.lab.client.run(|| drop(visit(family, port, port == gone, &clients)));
+            let client = clients.lock().unwrap().first().unwrap().clone();
+            if port != gone {
+                let line = eventually("its line", || {
+                    proxies.first.records().into_iter().rev().find(|r| r["client"] == client.as_str())
+                });
+                assert!(line["listener"].as_str().unwrap().ends_with(&format!(":{port}")), "{line}");
+            }
         }
     };
-    check(0);
+    check(&proxies, 0);
     for gone in [PLAIN[0], ASKED[0], 0] {
         let configured = configuration();
         let mut parts: Vec<_> =
@@ -160,9 +183,15 @@ fn other_listeners_in_another_order() {
         let parts: String = parts.into_iter().map(|part| format!("[[listener]]{part}")).collect();
         here.configure(&parts);
         proxies.upgrade(&[]);
-        check(gone);
+        check(&proxies, gone);
     }
+    here.configure(&listener("plug", "127.0.0.1:7990", "target = \"127.0.0.1:7991\""));
+    proxies.upgrade(&[]);
+    let clients = Mutex::default();
+    all().into_iter().for_each(|(family, port)| here.lab.client.run(|| drop(visit(family, port, true, &clients))));
     proxies.first.flows_end();
+    eventually("the tunnels are over", || (!here.tunnels_of_proxy().iter().any(|t| t["over"] == false)).then_some(()));
     proxies.stop();
     stop(host);
+    assert_eq!([&here.pins[0], &here.pins[1]].map(Pins::exist), [false; 2], "a clean stop leaves nothing pinned");
 }

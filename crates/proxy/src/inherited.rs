@@ -2,7 +2,7 @@
 //! that come while no process accepts wait in their queues. Those that an earlier process hands over become this one's.
 
 use crate::config::{Config, ListenerConfig};
-use longsplice_engine::BoundSocket;
+use longsplice_engine::{BoundSocket, TpotWhose};
 use serde::{Deserialize, Serialize};
 use std::{
     io,
@@ -29,8 +29,10 @@ pub struct Inherited {
 pub struct OfListener {
     /// Name of the listener.
     pub name: String,
-    /// Its connections are routed through this machine: the address of the socket is not the one of the configuration.
-    pub intercepts: bool,
+    /// Its connections are routed through this machine, and the address of the socket is not that of the configuration. Here is
+    /// that one, and whether clients ask for a proxy.
+    #[serde(default)]
+    pub intercepts: Option<(SocketAddr, bool)>,
 }
 
 /// A socket of an earlier process.
@@ -42,13 +44,13 @@ struct Handed {
 }
 
 impl Handed {
-    /// Whether a listener has its address, or the same name and no address or no port of its own.
+    /// Whether a listener has its address, or the same name and no port of its own.
     fn is_for(&self, listener: &ListenerConfig) -> bool {
         let (asked, OfListener { name, intercepts }) = (listener.listen, &self.of);
-        let is_its = *name == *listener.name && self.at.is_ipv6() == asked.is_ipv6();
+        let is_its = asked.port() == 0 && self.at.ip() == asked.ip() && *name == *listener.name;
         match (intercepts, listener.intercepts) {
-            (true, Some(_)) => is_its,
-            (false, None) => self.at == asked || (is_its && asked.port() == 0 && self.at.ip() == asked.ip()),
+            (Some(of), Some(whose)) => *of == (asked, whose == TpotWhose::Askers),
+            (None, None) => listener.binds() && (self.at == asked || is_its),
             _ => false,
         }
     }
@@ -119,6 +121,7 @@ impl Inherited {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Protocol;
 
     fn config(at: &str) -> Config {
         let mut config = Config::default();
@@ -142,7 +145,7 @@ mod tests {
     #[test]
     fn what_is_handed_over_has_one_owner() {
         let handed = |name: &str, theirs: &TcpListener| {
-            let of = OfListener { name: name.to_owned(), intercepts: false };
+            let of = OfListener { name: name.to_owned(), intercepts: None };
             Inherited::default().with(vec![(of, theirs.try_clone().unwrap())]).unwrap()
         };
         let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -154,9 +157,18 @@ mod tests {
         assert!(inherited.bind(by_address).is_err(), "it is taken");
         assert!(handed(&by_name.name, &theirs).handed.lock().unwrap()[0].is_for(by_name));
         assert!(!handed("another", &theirs).handed.lock().unwrap()[0].is_for(by_name));
-        let mut of_another = handed(&by_name.name, &theirs);
-        of_another.handed.get_mut().unwrap()[0].of.intercepts = true;
-        assert!(!of_another.handed.lock().unwrap()[0].is_for(by_name), "clients of others would wait in it");
+        let mut of_another = handed("any", &theirs);
+        let other = &mut of_another.handed.get_mut().unwrap()[0];
+        let mut between = by_address.clone();
+        between.protocol = Protocol::Transparent;
+        assert!(!other.is_for(&between), "its connections are routed, and it has no socket");
+        let mut intercepting = by_address.clone();
+        intercepting.intercepts = Some(TpotWhose::All);
+        assert!(!other.is_for(&intercepting));
+        other.of.intercepts = Some((at, false));
+        assert!(other.is_for(&intercepting) && !other.is_for(by_address), "clients of others would wait in it");
+        intercepting.intercepts = Some(TpotWhose::Askers);
+        assert!(!other.is_for(&intercepting));
         let inherited = handed("any", &theirs);
         inherited.close_unneeded();
         assert!(inherited.bind(by_address).is_err(), "it is closed");

@@ -38,7 +38,7 @@ use crate::{
     tpot,
 };
 use door::Door;
-use longsplice_engine::{BoundSocket, Splicer, Tpot};
+use longsplice_engine::{BoundSocket, Splicer, Tpot, TpotWhose};
 use std::{
     collections::{BTreeSet, HashMap},
     io,
@@ -183,6 +183,7 @@ impl Prepared {
             doors.push(Door::open((&shared, tpot.as_ref()), of, &opened, (number, None)).await?);
         }
         tpot.iter().try_for_each(|tpot| tpot.settle()).map_err(StartError::Asking)?;
+        shared.splicer.settle();
         opened.listening = listening(&doors, &opened.pools);
         shared.set_opened(opened);
         taken_up::take_up(&shared, &doors); // their servers are those of pools
@@ -301,7 +302,7 @@ impl Server {
         for door in &lock(&self.state).doors {
             let of = |listener: &ListenerConfig| OfListener {
                 name: listener.name.to_string(),
-                intercepts: listener.intercepts.is_some(),
+                intercepts: listener.intercepts.map(|whose| (listener.listen, whose == TpotWhose::Askers)),
             };
             all.extend(door.socket()?.map(|socket| (Some(of(&door.fronts.now().listener)), socket)));
         }

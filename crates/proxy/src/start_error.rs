@@ -1,7 +1,7 @@
 //! Why a server does not start, and what to do about it.
 
 use crate::{config::Places, log::access_log::LogTarget};
-use longsplice_engine::OpenError;
+use longsplice_engine::{OpenError, TPOT_RULES};
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 /// Reason why a server does not start.
@@ -26,6 +26,12 @@ pub enum StartError {
     /// Translucent proxying cannot be opened.
     #[error("cannot intercept connections (protocol = \"tpot\"): {0}")]
     Tpot(#[from] OpenError),
+    /// There are too many rules of translucent proxying.
+    #[error(
+        "{0} rules of tpot, of which there is room for {TPOT_RULES}: each listener that intercepts is one, and so is every prefix of \
+         `proxies`, and every prefix of `to` with every port"
+    )]
+    TooManyRules(usize),
     /// There are too many rules for connections of this machine.
     #[error("tpot: {0}; every prefix of proxies is a rule, and so is every prefix of `to` with every port")]
     Asking(io::Error),

@@ -8,8 +8,8 @@ use crate::{
     start_error::StartError,
 };
 use longsplice_engine::{
-    Destinations, DeviceChanges, Listener, Permit, Splicer, Tpot, TpotHandshake, TpotOptions, TpotWhose, Tuple,
-    dropping_forward_chain,
+    Destinations, DeviceChanges, Listener, Permit, Splicer, TPOT_RULES, Tpot, TpotHandshake, TpotOptions, TpotWhose,
+    Tuple, dropping_forward_chain, tpot_is_there,
 };
 use std::{
     future::pending,
@@ -28,11 +28,18 @@ const TEND_EVERY: Duration = Duration::from_secs(10);
 impl Asking {
     /// Puts it in force. Fails if there are too many rules: one for each of `proxies`, and for each of `to` with each of `ports`.
     pub fn begin(&self, tpot: &Tpot) -> io::Result<()> {
-        if !self.keys.is_empty() || !self.proxies.is_empty() {
-            let any_port = PortRange { first: 0, last: u16::MAX };
-            destinations(&self.proxies, &[any_port]).iter().try_for_each(|proxies| tpot.trust(proxies))?;
-        }
+        self.trusted().iter().try_for_each(|proxies| tpot.trust(proxies))?;
         destinations(&self.to, &self.ports).iter().try_for_each(|to| tpot.ask(to))
+    }
+
+    fn trusted(&self) -> Vec<Destinations> {
+        let any_port = PortRange { first: 0, last: u16::MAX };
+        let any = self.keys.is_empty() && self.proxies.is_empty();
+        if any { Vec::new() } else { destinations(&self.proxies, &[any_port]) }
+    }
+
+    fn rules(&self) -> usize {
+        self.trusted().len() + destinations(&self.to, &self.ports).len()
     }
 }
 
@@ -54,7 +61,8 @@ pub(crate) fn intercepted(listen: SocketAddr) -> Destinations {
     Destinations { net: listen.ip(), prefix, ports: listen.port()..=listen.port() }
 }
 
-fn is_needed(config: &Config) -> bool {
+/// Returns whether a configuration needs translucent proxying.
+pub fn is_needed(config: &Config) -> bool {
     // a server that takes us for the client connects to the client
     let awaits = |l: &ListenerConfig| l.shows_clients && l.ftp().is_some();
     config.tpot.is_some() || config.listeners.iter().any(|l| l.intercepts.is_some() || awaits(l))
@@ -67,6 +75,11 @@ fn has_tunnels(config: &Config) -> bool {
 
 /// Checks what cannot be used beside tunnels.
 pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+    let rules = config.tpot.as_ref().map_or(0, Asking::rules)
+        + config.listeners.iter().filter(|l| l.intercepts.is_some()).count();
+    if rules > TPOT_RULES {
+        return Err(StartError::TooManyRules(rules));
+    }
     let datapath = &config.engine.datapath;
     match datapath.xdp.iter().chain(&datapath.peer).next() {
         Some(device) if has_tunnels(config) => Err(StartError::Bypass(device.clone())),
@@ -78,7 +91,8 @@ pub(crate) fn check(config: &Config) -> Result<(), StartError> {
 /// process are in force until [`Tpot::settle`].
 pub(crate) fn open(config: &Config, follows: bool) -> Result<Option<Arc<Tpot>>, StartError> {
     let asking = config.tpot.as_ref();
-    if !is_needed(config) {
+    // what an earlier process has begun has to end, too
+    if !is_needed(config) && !(follows && tpot_is_there()) {
         return Ok(None);
     }
     let datapath = &config.engine.datapath;

@@ -664,7 +664,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 	__u8 hops;
 	int r;
 
-	if (!c || !c->rules || !rule_for(TPOT_RULE_ASK, &p->t))
+	if (!c || !(c->rules & 0xffff) || !rule_for(TPOT_RULE_ASK, &p->t))
 		return TCX_NEXT;
 	/* a proxy asks the next one with what was left when it was asked */
 	hops = (mark & 0xffffff00) == MARK_HOPS ? mark : c->hops;

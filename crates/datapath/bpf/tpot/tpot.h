@@ -126,8 +126,7 @@ struct tpot_asking {
 
 /* What user space configures. */
 struct tpot_config {
-	__u16 rules;   /* number of rules; 0: nothing is asked for or intercepted */
-	__u16 first;   /* index of the first one */
+	__u32 rules;   /* number of rules (0: nothing is asked for or intercepted), and << 16 the index of the first one: read as one */
 	__u16 exid;    /* host byte order */
 	__u8 hops;     /* of SYNs of this host */
 	__u8 udp;      /* enum tpot_udp */

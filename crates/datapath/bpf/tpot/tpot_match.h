@@ -172,19 +172,22 @@ static __always_inline struct tpot_config *configured(void)
 __noinline int rule_for(__u32 kind, const struct tuple *t)
 {
 	struct tpot_config *c = configured();
-	__u32 i;
+	__u32 i, rules, first;
 	int k, v4;
 
 	if (!c || !t)
 		return 0;
+	rules = *(volatile __u32 *)&c->rules; /* both halves of one value */
+	first = rules >> 16;
+	rules &= 0xffff;
 	v4 = !t->remote[0] && !t->remote[1] && t->remote[2] == bpf_htonl(0xffff);
 	bpf_for(k, 0, TPOT_RULES) {
 		struct tpot_rule *r;
 		__u16 port = bpf_ntohs(t->rport);
 
-		if (k >= c->rules)
+		if (k >= rules)
 			return 0;
-		i = c->first + k;
+		i = first + k;
 		r = bpf_map_lookup_elem(&tpot_rules, &i);
 		if (!r || r->kind != kind || port < r->low || port > r->high)
 			continue;

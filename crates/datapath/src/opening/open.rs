@@ -63,7 +63,7 @@ impl Datapath {
         // The library reads this from a file, once. Read it now: later there may be no free descriptor.
         libbpf_rs::num_possible_cpus().map_err(kernel("number of processors"))?;
         let remotes = Remotes::taken_by(&maps).map_err(system("reading path entries"))?;
-        maps.unlisten_all();
+        maps.unlisten_all(options.follows);
         maps.set_abi(tables.seed, namespace).map_err(system("ABI version"))?;
 
         let flow_records = FlowRecords::open(&plan.pin, tables.flows).map_err(system("records of flows"))?;
@@ -168,6 +168,7 @@ fn maps_of(skel: &SpliceSkel<'_>) -> Result<Maps, OpenError> {
         embryos: handle(&m.embryos)?,
         listeners: handle(&m.listeners)?,
         listened_ports: handle(&m.listened_ports)?,
+        unclaimed: Mutex::default(),
         vias: handle(&m.vias)?,
         remotes6: handle(&m.remotes6)?,
         verdicts: handle(&m.verdicts)?,

@@ -31,6 +31,9 @@ pub struct Options {
     /// Size in bytes of the ring that carries held segments to user space, under the hold policy or as the first data of
     /// connections between hosts, within [`Self::RING`]; default 4 MB.
     pub hold_ring: u32,
+    /// Transparent connections to the addresses of the process that has let go begin only when they are listened to again, or
+    /// after [`Datapath::settle`](crate::Datapath::settle_listeners): meanwhile, SYNs are held, and come again.
+    pub follows: bool,
 }
 
 impl Options {
@@ -68,6 +71,7 @@ impl Default for Options {
             max_flows: 65536,
             tap_ring: 16 << 20,
             hold_ring: 4 << 20,
+            follows: false,
         }
     }
 }

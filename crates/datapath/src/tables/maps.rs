@@ -4,10 +4,11 @@ use crate::{Connection, LegFlags, Pair, PathFlags, Phase, abi, abi_id::AbiId, cl
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
+    collections::HashSet,
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
-    sync::RwLock,
+    sync::{Mutex, RwLock},
     time::Duration,
 };
 
@@ -346,6 +347,8 @@ pub(crate) struct Maps {
     pub embryos: MapHandle,
     pub listeners: MapHandle,
     pub listened_ports: MapHandle,
+    /// Keys of listeners of the process before, at which nobody listens yet.
+    pub unclaimed: Mutex<HashSet<Vec<u8>>>,
     pub vias: MapHandle,
     pub remotes6: MapHandle,
     pub verdicts: MapHandle,
@@ -433,8 +436,8 @@ impl Maps {
         };
         match to {
             Some(to) => {
-                let class = u32::from(addr.port()) % names::PORT_CLASSES;
-                self.listened_ports.update(bytes_of(&class), bytes_of(&1_u32), MapFlags::ANY).map_err(io_error)?;
+                self.unclaimed.lock().expect("no panic under this lock").remove(bytes_of(&key));
+                self.note_port(addr.port())?;
                 self.listeners.update(bytes_of(&key), bytes_of(&to.0), MapFlags::ANY).map_err(|e| match errno(&e) {
                     libc::E2BIG => io::Error::other(format!(
                         "the data path has room for {} listeners",
@@ -447,9 +450,31 @@ impl Maps {
         }
     }
 
-    /// Removes the listeners that an earlier process has left.
-    pub fn unlisten_all(&self) {
-        self.listeners.keys().for_each(|key| drop(self.listeners.delete(&key)));
+    fn note_port(&self, port: u16) -> io::Result<()> {
+        let class = u32::from(port) % names::PORT_CLASSES;
+        self.listened_ports.update(bytes_of(&class), bytes_of(&1_u32), MapFlags::ANY).map_err(io_error)
+    }
+
+    /// Removes the listeners that an earlier process has left, but those for transparent connections only later if this one
+    /// `follows` it: their SYNs must not be routed on meanwhile.
+    pub fn unlisten_all(&self, follows: bool) {
+        let mut unclaimed = self.unclaimed.lock().expect("no panic under this lock");
+        for key in self.listeners.keys() {
+            let to = self.listeners.lookup(&key, MapFlags::ANY).ok().flatten();
+            let kind = to.map_or(0, |to| from_bytes::<u32>(&to) & !abi::listens::LISTENS_WAITS.0);
+            let port = u16::from_be(from_bytes::<abi::listen_key>(&key).port);
+            if follows && kind == abi::listens::LISTENS_TRANSPARENT.0 && self.note_port(port).is_ok() {
+                unclaimed.insert(key);
+            } else {
+                drop(self.listeners.delete(&key));
+            }
+        }
+    }
+
+    /// Removes those at which nobody listens.
+    pub fn settle(&self) {
+        let mut unclaimed = self.unclaimed.lock().expect("no panic under this lock");
+        unclaimed.drain().for_each(|key| drop(self.listeners.delete(&key)));
     }
 
     /// Creates the entries for a connection that is about to be opened, possibly

@@ -239,6 +239,8 @@ impl Askings {
 pub struct Tpot {
     object: Object,
     config: abi::tpot_config,
+    /// Index of the first rule.
+    first: u32,
     rules: Mutex<Rules>,
     /// Names of the devices to attach to; empty: all.
     devices: Vec<String>,
@@ -289,12 +291,12 @@ impl Tpot {
             TpotUdp::Always => abi::tpot_udp::TPOT_UDP_ALWAYS,
         };
         let config = abi::tpot_config { exid, hops, udp: udp.0 as u8, cgroup, level, keys, key, ..Default::default() };
-        let config = abi::tpot_config { first: slots(&object, options.follows).map_err(failed("rules"))?, ..config };
+        let first = slots(&object, options.follows).map_err(failed("rules"))?;
         let (devices, links, lookup) = (options.devices.clone(), Mutex::default(), Mutex::default());
         let ring = object.maps().find(|m| m.name() == "askings").expect("the object has it");
         let askings = Mutex::new(Askings::new(&ring).map_err(failed("ring of askings"))?);
         let (rules, owned) = (Mutex::default(), Mutex::new(Some(owned)));
-        let tpot = Tpot { object, config, rules, devices, links, lookup, askings, pins: pin, owned };
+        let tpot = Tpot { object, config, first, rules, devices, links, lookup, askings, pins: pin, owned };
         if !options.follows {
             tpot.settle().map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         }
@@ -313,14 +315,9 @@ impl Tpot {
     /// From now on, listeners get the SYNs that are for them at once, and nobody hears of those ([`Tpot::pipeline`]): while this
     /// process gives way to another one, a client's SYN and its repetition would be held in vain, and the next one routed on.
     pub fn stop_pipelines(&self) -> io::Result<()> {
-        let (rules, map) = (self.rules.lock().expect("no panic under this lock"), self.map("tpot_rules"));
-        for (i, _) in (u32::from(self.config.first)..).zip(&rules.all) {
-            let now = map.lookup(bytes_of(&i), MapFlags::ANY).map_err(io_error)?;
-            let Some(now) = now.and_then(|bytes| plain::<abi::tpot_rule>(&bytes)) else { continue };
-            let handshake = abi::tpot_handshake::TPOT_BASIC.0 as u8;
-            update(&map, &i, &abi::tpot_rule { handshake, ..now })?;
-        }
-        Ok(())
+        let mut rules = self.rules.lock().expect("no panic under this lock");
+        rules.all.iter_mut().for_each(|rule| rule.handshake = abi::tpot_handshake::TPOT_BASIC.0 as u8);
+        stop_pipelines(&self.map("tpot_rules"), self.first)
     }
 
     /// Leaves everything as it is to another process, which can open it from now on. Nothing here changes any of it any more.
@@ -374,13 +371,14 @@ impl Tpot {
     }
 
     fn set_rules(&self, rules: usize) -> io::Result<()> {
-        update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules: rules as u16, ..self.config })
+        let rules = rules as u32 | self.first << 16;
+        update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules, ..self.config })
     }
 
     /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`]. Returns its index.
     fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<u32> {
         let mut rules = self.rules.lock().expect("no panic under this lock");
-        let index = u32::from(self.config.first) + rules.all.len() as u32;
+        let index = self.first + rules.all.len() as u32;
         if rules.all.len() >= TPOT_RULES {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is room for {TPOT_RULES} rules")));
         }
@@ -441,7 +439,7 @@ impl Tpot {
             let with_handshake = abi::tpot_rule { handshake: rule.handshake, ..taking };
             bytes_of(rule) == bytes_of(&with_handshake)
         };
-        for (i, rule) in (u32::from(self.config.first)..).zip(&rules.all).filter(|(_, rule)| is_it(rule)) {
+        for (i, rule) in (self.first..).zip(&rules.all).filter(|(_, rule)| is_it(rule)) {
             let kind = if leave { 0 } else { rule.kind };
             update(&self.map("tpot_rules"), &i, &abi::tpot_rule { kind, ..*rule })?;
         }
@@ -458,7 +456,7 @@ impl Tpot {
         hear: impl Fn(TpotAsking) + Send + 'static,
     ) -> io::Result<()> {
         let mut rules = self.rules.lock().expect("no panic under this lock");
-        let place = rule.checked_sub(self.config.first.into()).and_then(|n| rules.all.get_mut(n as usize));
+        let place = rule.checked_sub(self.first).and_then(|n| rules.all.get_mut(n as usize));
         let known = place.ok_or(io::ErrorKind::InvalidInput)?;
         known.handshake = match handshake {
             TpotHandshake::Basic => abi::tpot_handshake::TPOT_BASIC,
@@ -598,21 +596,47 @@ impl Tpot {
 
 /// Returns the index of the first rule of this process. If it `follows` a live one, its slots are the other ones, and are emptied. In
 /// place of a dead one it has the same ones: connections in their handshakes name the index of their listener.
-fn slots(object: &Object, follows: bool) -> io::Result<u16> {
+fn slots(object: &Object, follows: bool) -> io::Result<u32> {
     let map = |name| object.maps().find(|m| m.name() == name).expect("the object has it");
     let (config, rules, listeners) = (map("tpot_config"), map("tpot_rules"), map("tpot_listeners"));
     let before = config.lookup(bytes_of(&0u32), MapFlags::ANY).map_err(io_error)?;
     let before: abi::tpot_config = from_bytes(&before.unwrap_or_else(|| vec![0; size_of::<abi::tpot_config>()]));
+    let before = before.rules >> 16;
     if !follows {
-        return Ok(before.first);
+        return Ok(before);
     }
-    let first = if before.first == 0 { TPOT_RULES as u16 } else { 0 };
-    for i in u32::from(first)..u32::from(first) + TPOT_RULES as u32 {
+    stop_pipelines(&rules, before)?; // that process may have been killed
+    let first = if before == 0 { TPOT_RULES as u32 } else { 0 };
+    for i in first..first + TPOT_RULES as u32 {
         update(&rules, &i, &abi::tpot_rule::default())?;
         // most have no socket
         let _ = listeners.delete(bytes_of(&i));
     }
     Ok(first)
+}
+
+/// Gives the SYNs of rules to their listeners at once. `first`: index of the first rule.
+fn stop_pipelines(rules: &MapImpl<'_>, first: u32) -> io::Result<()> {
+    for i in first..first + TPOT_RULES as u32 {
+        let now = rules.lookup(bytes_of(&i), MapFlags::ANY).map_err(io_error)?;
+        let Some(now) = now.and_then(|bytes| plain::<abi::tpot_rule>(&bytes)) else { continue };
+        let handshake = abi::tpot_handshake::TPOT_BASIC.0 as u8;
+        update(rules, &i, &abi::tpot_rule { handshake, ..now })?;
+    }
+    Ok(())
+}
+
+/// Returns whether translucent proxying has been used in this network namespace, and its tables are there.
+pub fn tpot_is_there() -> bool {
+    tpot_pin().is_ok_and(|pin| pin.join("tpot_config").exists())
+}
+
+/// Has the kernel check the programs, and changes nothing.
+pub fn try_tpot() -> Result<(), OpenError> {
+    let open = ObjectBuilder::default()
+        .open_memory(OBJECT)
+        .map_err(|e| OpenError::Kernel { what: "read programs", source: io::Error::other(e) })?;
+    load_object(open).map(drop)
 }
 
 /// Removes a pinned map of another version, whose entries have another size. Fails if it holds connections.

@@ -116,7 +116,7 @@ impl TpotRouter {
         for (i, member) in (0u32..).zip(members) {
             update(&self.map("tpot_members"), &i, &tpot_address { words: words(*member) })?;
         }
-        let config = tpot_config { rules: to.len() as u16, exid: *exid, ..Default::default() };
+        let config = tpot_config { rules: to.len() as u32, exid: *exid, ..Default::default() };
         update(&self.map("tpot_config"), &0u32, &config)
     }
 

@@ -61,6 +61,11 @@ impl Splicer {
         }
     }
 
+    /// Transparent connections to the addresses of the process before at which nobody listens now are routed on from here on.
+    pub fn settle(&self) {
+        self.datapath().into_iter().for_each(|d| d.settle_listeners());
+    }
+
     /// Flows may be spliced again, and those that were taken back are.
     pub fn hold_on(&self) {
         lock(self.handshakes()).pause(false);
