@@ -168,7 +168,7 @@ fn other_listeners_in_another_order() {
                 let line = eventually("its line", || {
                     proxies.first.records().into_iter().rev().find(|r| r["client"] == client.as_str())
                 });
-                assert!(line["listener"].as_str().unwrap().ends_with(&format!(":{port}")), "{line}");
+                assert!(line["name"].as_str().unwrap().ends_with(&format!(":{port}")), "{line}");
             }
         }
     };
