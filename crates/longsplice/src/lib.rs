@@ -15,6 +15,7 @@ mod events;
 mod farm;
 mod handing;
 mod haproxy;
+mod import;
 mod inspect;
 mod ls;
 mod man;
@@ -70,6 +71,7 @@ pub fn main() -> ExitCode {
         Command::Stop(stop) => client::stop(control, stop),
         Command::Tpot(args) => tpot::tpot(args, verbose),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Import(args) => import::import(args),
         Command::Man(args) => man::man(args.page),
         Command::Completions { shell } => man::completions(*shell),
     };

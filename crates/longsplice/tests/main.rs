@@ -28,6 +28,7 @@ mod http_changes;
 mod http_ends;
 mod http_filter;
 mod http_peers;
+mod import;
 mod inspect;
 mod killed;
 mod killed_early;
