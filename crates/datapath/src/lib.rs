@@ -121,12 +121,12 @@ pub use test_run::TestContext;
 pub use tpot::probe::{TpotAnswer, TpotPassage, tpot_ask, tpot_probe};
 pub use tpot::proxy::{
     Destinations, DeviceChanges, TPOT_DOORS, TPOT_EXID, TPOT_KEYS, TPOT_RULES, TPOT_UDP_PORT, Tpot, TpotAsking,
-    TpotHandshake, TpotKey, TpotKnown, TpotOptions, TpotRole, TpotTunnel, TpotUdp, TpotWhose, tpot_flush,
-    tpot_is_there, tpot_known, tpot_tunnels, try_tpot,
+    TpotHandshake, TpotKey, TpotOptions, TpotUdp, TpotWhose, try_tpot,
 };
 pub use tpot::router::{
     TPOT_MEMBERS, TPOT_WEIGHT, TpotFarm, TpotMember, TpotRouter, TpotRouterError, TpotRouterOptions, tpot_router,
 };
+pub use tpot::tables::{TpotKnown, TpotRole, TpotTunnel, tpot_flush, tpot_is_there, tpot_known, tpot_tunnels};
 pub use watching::events::{Event, EventKind, Events, LastRecord, TapPosition, TapRecord};
 pub use watching::inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use watching::trace::{Numbers, Traced};

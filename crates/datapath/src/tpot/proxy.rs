@@ -6,12 +6,11 @@ use crate::{
     attaching::attach::{Hook, Place, attach_at, attach_lookup, wanted_devices},
     attaching::load::load_object,
     attaching::pins::{Owned, tpot_pin},
-    monotonic,
     network::devices::devices,
     network::netlink::Netlink,
-    sockets::diag::socket_state,
     sockets::socket::register,
-    tables::maps::{Pod, address, bytes_of, errno, from_bytes, io_error, sum_of, words},
+    tables::maps::{Pod, bytes_of, errno, from_bytes, io_error, sum_of, words},
+    tpot::tables::{TpotTunnel, UDP, is_over, plain, tunnels_in},
     tpot_abi as abi,
 };
 #[cfg(feature = "testing")]
@@ -127,34 +126,6 @@ pub const TPOT_RULES: usize = abi::tpot_constant::TPOT_RULES.0 as usize;
 pub const TPOT_DOORS: usize = abi::tpot_constant::TPOT_DOORS.0 as usize;
 /// Maximum number of keys.
 pub const TPOT_KEYS: usize = abi::tpot_constant::TPOT_KEYS.0 as usize;
-
-/// Which end of a tunnel we are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TpotRole {
-    /// This host has asked for a proxy.
-    Asker,
-    /// We are the proxy.
-    Taker,
-}
-
-/// A connection in a tunnel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TpotTunnel {
-    /// Address of the other end of the tunnel.
-    pub peer: IpAddr,
-    /// Our address in the tunnel.
-    pub own: IpAddr,
-    /// Which end we are.
-    pub role: TpotRole,
-    /// Whether our packets are in UDP.
-    pub in_udp: bool,
-    /// Whether both hosts have sent a FIN, or one of them an RST, as far as the packets show.
-    pub over: bool,
-    /// Whether nobody can have forged that: the FINs were acknowledged, or the RST had the right number.
-    pub proven: bool,
-    /// Time since the last packet, precise to about two seconds.
-    pub silent: Duration,
-}
 
 /// Whose connections are intercepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -626,11 +597,6 @@ fn stop_pipelines(rules: &MapImpl<'_>, first: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether translucent proxying has been used in this network namespace, and its tables are there.
-pub fn tpot_is_there() -> bool {
-    tpot_pin().is_ok_and(|pin| pin.join("tpot_config").exists())
-}
-
 /// Has the kernel check the programs, and changes nothing.
 pub fn try_tpot() -> Result<(), OpenError> {
     let open = ObjectBuilder::default()
@@ -686,86 +652,6 @@ impl DeviceChanges {
     }
 }
 
-/// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.
-pub fn tpot_tunnels() -> io::Result<Vec<(Tuple, TpotTunnel)>> {
-    let mut all = tunnels_in(&pinned("tpot_tunnels")?);
-    all.iter_mut().for_each(|(t, tunnel)| tunnel.over = is_over(t, tunnel));
-    Ok(all)
-}
-
-/// Returns whether a connection is over indeed: the end that was seen may be forged.
-fn is_over(t: &Tuple, tunnel: &TpotTunnel) -> bool {
-    tunnel.over && socket_state(t).is_none_or(|socket| socket.state == "time-wait")
-}
-
-/// What the connections of this network namespace have shown about the path to a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TpotKnown {
-    /// The destination.
-    pub address: IpAddr,
-    /// Whether a proxy's answer has only arrived in UDP, so that connections begin in it. Otherwise only SYNs without the option
-    /// were answered, and the destination is not asked about.
-    pub in_udp: bool,
-    /// How long ago.
-    pub ago: Duration,
-    /// How long it counts.
-    pub lasts: Duration,
-}
-
-/// Returns what is known about destinations. Fails if translucent proxying has not been used in this network namespace.
-pub fn tpot_known() -> io::Result<Vec<TpotKnown>> {
-    Ok(all_known()?.into_iter().filter(|known| known.ago < known.lasts).collect())
-}
-
-/// Returns what is known, and what was.
-fn all_known() -> io::Result<Vec<TpotKnown>> {
-    let (map, now) = (pinned("tpot_known")?, monotonic());
-    let view = |key: Vec<u8>| {
-        let known: abi::tpot_known = plain(&map.lookup(&key, MapFlags::ANY).ok()??)?;
-        let address = address(plain::<abi::tpot_address>(&key)?.words);
-        let in_udp = known.what == abi::tpot_knowledge::TPOT_IN_UDP.0;
-        let lasts = Duration::from_secs(known.lasts.into());
-        let ago = (now.as_nanos() as u64).wrapping_sub(known.at) as i64; // the clocks of two processors may differ
-        Some(TpotKnown { address, in_udp, ago: Duration::from_nanos(ago.max(0) as u64), lasts })
-    };
-    Ok(map.keys().filter_map(view).collect())
-}
-
-/// Forgets what is known about destinations. Returns the number of destinations forgotten.
-pub fn tpot_flush() -> io::Result<usize> {
-    let (all, map) = (all_known()?, pinned("tpot_known")?);
-    for known in &all {
-        // one that is gone already needs no removal
-        let _ = map.delete(bytes_of(&abi::tpot_address { words: words(known.address) }));
-    }
-    Ok(all.iter().filter(|known| known.ago < known.lasts).count())
-}
-
-fn pinned(name: &str) -> io::Result<MapHandle> {
-    let map = MapHandle::from_pinned_path(tpot_pin()?.join(name));
-    map.map_err(io_error)
-}
-
-fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
-    let now = monotonic();
-    let view = |key: Vec<u8>| {
-        let value = map.lookup(&key, MapFlags::ANY).ok()??;
-        let (t, tn): (crate::abi::tuple, abi::tpot_tunnel) = (plain(&key)?, plain(&value)?);
-        let role = if tn.role == abi::tpot_role::TPOT_ASKER.0 as u8 { TpotRole::Asker } else { TpotRole::Taker };
-        let tunnel = TpotTunnel {
-            peer: address(tn.peer),
-            own: address(tn.own),
-            role,
-            in_udp: tn.flags & UDP != 0,
-            over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
-            proven: tn.flags & RST_EXACT != 0 || tn.flags & FINS_ACKED == FINS_ACKED,
-            silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
-        };
-        Some((Tuple::from_abi(&t), tunnel))
-    };
-    map.keys().filter_map(view).collect()
-}
-
 /// Returns the number of keys, and the words of each.
 fn key_words(keys: &[TpotKey]) -> io::Result<(u32, [[u64; 2]; TPOT_KEYS])> {
     if keys.len() > TPOT_KEYS {
@@ -793,12 +679,6 @@ fn cgroup(dir: &Path) -> io::Result<(u64, u32)> {
 pub(crate) mod generated {
     include!(concat!(env!("OUT_DIR"), "/tpot.rs"));
 }
-
-const RST: u32 = abi::tpot_tunnel_flag::TPOT_RST.0;
-const UDP: u32 = abi::tpot_tunnel_flag::TPOT_UDP.0;
-const FINS: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT.0;
-const RST_EXACT: u32 = abi::tpot_tunnel_flag::TPOT_RST_EXACT.0;
-const FINS_ACKED: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN_ACKED.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT_ACKED.0;
 
 /// Returns the addresses of each device, by its index, without those that cannot be routed.
 fn own_addresses() -> io::Result<HashMap<u32, Vec<IpAddr>>> {
@@ -852,11 +732,6 @@ unsafe impl Pod for abi::tpot_known {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tpot_asking {}
 
-/// Reads an entry. `None` if it has another size: the map is of another version.
-pub(crate) fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
-    (bytes.len() == size_of::<T>()).then(|| from_bytes(bytes))
-}
-
 pub(crate) fn update<K: Pod, V: Pod>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
     map.update(bytes_of(key), bytes_of(value), MapFlags::ANY).map_err(io_error)
 }
@@ -864,6 +739,7 @@ pub(crate) fn update<K: Pod, V: Pod>(map: &MapImpl<'_>, key: &K, value: &V) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tables::maps::address;
 
     #[test]
     fn rules_have_addresses_in_network_order() {

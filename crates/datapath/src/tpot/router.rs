@@ -7,7 +7,8 @@ use crate::{
     attaching::pins::{Owned, is_owned, tpot_router_pin},
     network::devices::{Device, devices},
     tables::maps::{Pod, address, bytes_of, io_error, sum_of, words},
-    tpot::proxy::{ip, plain, raw, update},
+    tpot::proxy::{ip, raw, update},
+    tpot::tables::plain,
     tpot_abi::{tpot_address, tpot_config, tpot_constant, tpot_rule_kind},
     tpot_router_abi::tpot_farm,
 };
