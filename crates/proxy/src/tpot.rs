@@ -92,7 +92,8 @@ pub(crate) fn check(config: &Config) -> Result<(), StartError> {
 pub(crate) fn open(config: &Config, follows: bool) -> Result<Option<Arc<Tpot>>, StartError> {
     let asking = config.tpot.as_ref();
     // what an earlier process has begun has to end, too
-    if !is_needed(config) && !(follows && tpot_is_there()) {
+    let is_left = || follows && tpot_is_there();
+    if !(is_needed(config) || is_left()) {
         return Ok(None);
     }
     let datapath = &config.engine.datapath;
