@@ -5,7 +5,7 @@ use super::{
     lines::Tail,
     ways::{NAMES, STREAMS, WEB, Way, name, other},
 };
-use crate::running::{Control, LONGSPLICE, Pins, Running, listener, longsplice};
+use crate::running::{Control, LONGSPLICE, Pins, Running, eventually, listener, longsplice};
 use longsplice_datapath::Holdings;
 use longsplice_lab::{Family, Lab, Namespace, process::wait_for, topology::SERVER};
 use nix::{
@@ -17,7 +17,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     fs,
     net::SocketAddr,
-    os::unix::fs::MetadataExt,
+    os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
     process::Output,
     sync::{
@@ -101,6 +101,8 @@ impl Program {
         let (config, control) = (self.file(), self.control());
         let arguments = ["--config", config.to_str().expect("a name"), "--max-flows", FLOWS];
         let command = self.forwarder.command(LONGSPLICE);
+        // a killed process has left /proc/PID/exe a moment before its sockets are closed
+        eventually("a free control socket", || UnixStream::connect(&control).is_err().then_some(()));
         let running = Running::start(command, Some(&control), &arguments, &["--log-format", "json"]);
         self.tails.push(Tail::of(&running.access_log()).expect("an access log"));
         self.serving = (running.id() as i32, began);
