@@ -113,7 +113,7 @@ impl<'a> Stream<'a> {
                 | "error_log" => {
                     site.notes.left_out(&inner.line, setting(inner.name()));
                 }
-                name if INHERITED.contains(&name) => stream.inherited.push(inner),
+                name if is_inherited(name) => stream.inherited.push(inner),
                 _ => site.notes.left_out(&inner.line, unknown(inner.name())),
             }
         }
@@ -202,7 +202,7 @@ impl<'a> Stream<'a> {
         self.rules(server, &mut model)?;
         self.numbers(server, &mut model, &mut notes)?;
         for block in
-            server.inner.iter().flatten().filter(|block| !INHERITED.contains(&block.name()) && block.name() != "listen")
+            server.inner.iter().flatten().filter(|block| !is_inherited(block.name()) && block.name() != "listen")
         {
             notes.left_out(&block.line, unknown(block.name()));
         }
@@ -513,8 +513,13 @@ enum To {
     Names(Vec<Route>, Option<String>),
 }
 
-/// Directives of servers that may stand in `stream` as well.
-const INHERITED: [&str; 34] = [
+/// Returns whether a directive of servers may stand in `stream` as well.
+fn is_inherited(name: &str) -> bool {
+    READ.contains(&name) || IGNORED.contains(&name)
+}
+
+/// Those of them that are read.
+const READ: [&str; 14] = [
     "proxy_pass",
     "proxy_timeout",
     "proxy_connect_timeout",
@@ -527,27 +532,7 @@ const INHERITED: [&str; 34] = [
     "deny",
     "limit_conn",
     "set_real_ip_from",
-    "proxy_next_upstream",
-    "proxy_next_upstream_tries",
-    "proxy_next_upstream_timeout",
-    "proxy_socket_keepalive",
-    "tcp_nodelay",
-    "proxy_buffer_size",
-    "proxy_upload_rate",
-    "proxy_download_rate",
-    "proxy_half_close",
-    "proxy_protocol_timeout",
-    "preread_buffer_size",
-    "limit_conn_log_level",
-    "limit_conn_dry_run",
-    "access_log",
-    "error_log",
-    "resolver",
-    "resolver_timeout",
-    "proxy_requests",
     "proxy_responses",
-    "proxy_session_drop",
-    "status_zone",
     "server_name",
 ];
 /// Those of them that are left out.
