@@ -46,8 +46,8 @@ fn client_of(socket: &Path) -> UnixStream {
 /// Sends a line and returns what comes until the end.
 fn ask(socket: &Path, line: &str) -> String {
     let mut stream = client_of(socket);
-    stream.write_all(line.as_bytes()).unwrap();
-    stream.write_all(b"\n").unwrap();
+    // at once: after a whole line, the program may close before the rest has come
+    stream.write_all(format!("{line}\n").as_bytes()).unwrap();
     let mut said = String::new();
     stream.read_to_string(&mut said).unwrap();
     said

@@ -625,6 +625,8 @@ fn window_of_client(lab: &Lab) -> usize {
 fn a_far_client_keeps_its_window() {
     const BODY: usize = 2_000_000;
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    // the server's window is what the client is promised: at a slow pace the kernel would leave it small
+    lab.server.sysctl("net.ipv4.tcp_rmem", "4096 2000000 6291456").unwrap();
     let far = Impair { delay: Duration::from_millis(10), ..Impair::NONE };
     let _far = [LinkDirection::FromClient, LinkDirection::ToClient].map(|way| lab.impair(way, far).unwrap());
     let (tell, _told) = mpsc::channel();
