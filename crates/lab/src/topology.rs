@@ -181,7 +181,8 @@ pub struct Lab {
     pub second: Option<Namespace>,
     /// The members of the farm, for [`Shape::Farm`]. Their devices are `m0`.
     pub members: Vec<Namespace>,
-    segment: Option<Namespace>,
+    /// The bridge of [`Shape::OneArmed`]. Its ports are `pc`, `pf` and `ps`, to client, forwarder and server.
+    pub segment: Option<Namespace>,
     shape: Shape,
     options: Options,
     // Last, so that the names are removed after the handles are dropped.

@@ -79,6 +79,7 @@ fn exchange(lab: &Lab, family: Family, bytes: u64) -> SocketAddr {
     let script = Script::opener(1).bytes(bytes);
     let client = converse(dial(lab, family, &script), &script);
     let (from, server) = serving.join().expect("server");
+    eprintln!("from {from}: client {client}, server {server}");
     intact(&client, &server).expect("intact");
     from
 }

@@ -6,6 +6,7 @@
  */
 #include <linux/if_packet.h>
 #include "tpot_auth.h"
+#include "tpot_ends.h"
 #include "tpot_tunnel.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -40,118 +41,6 @@ static __always_inline int assign(void *ctx, __u32 rule, __u64 flags)
 	return r;
 }
 
-/* Return the state of the connection's socket, or of a request of one; 0: none. A listening one is none: its address may be any,
- * and its port the server's. struct tuple and struct tuple4 have the layout of struct bpf_sock_tuple. */
-__noinline int socket_state(struct __sk_buff *skb, const struct tuple *t, int v6)
-{
-	struct bpf_sock *sk;
-	int state;
-
-	if (!t)
-		return 0;
-	if (v6) {
-		sk = bpf_skc_lookup_tcp(skb, (void *)t, sizeof(*t), BPF_F_CURRENT_NETNS, 0);
-	} else {
-		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
-
-		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
-	}
-	if (!sk)
-		return 0;
-	state = sk->state;
-	bpf_sk_release(sk);
-	return state == BPF_TCP_LISTEN ? 0 : state;
-}
-
-static __always_inline int has_socket(struct __sk_buff *skb, const struct packet *p)
-{
-	return socket_state(skb, &p->t, p->v6);
-}
-
-/* Is there a socket that has not ended? There is none for a released connection. */
-static __always_inline int is_alive(struct __sk_buff *skb, const struct packet *p)
-{
-	int state = socket_state(skb, &p->t, p->v6);
-
-	return state && state != BPF_TCP_TIME_WAIT;
-}
-
-/* Note that a packet of the connection has passed. Written to about once a second, since all processors share the entry. */
-static __always_inline void note(struct tpot_tunnel *tn)
-{
-	__u64 at = now();
-
-	if (at - tn->seen > SECOND)
-		tn->seen = at;
-}
-
-/* The sequence number behind a segment. */
-static __always_inline __u32 end_of(struct __sk_buff *skb, const struct packet *p)
-{
-	__u32 len = skb->len - p->l4;
-	__u16 said = 0;
-
-	bpf_skb_load_bytes(skb, p->l3 + (p->v6 ? 4 : 2), &said, 2);
-	if (said) /* otherwise a large packet without a length (BIG TCP) */
-		len = bpf_ntohs(said) - (p->v6 ? 0 : p->l3_len);
-	return p->seq + len - p->doff + !!(p->flags & TH_FIN);
-}
-
-/* Note a packet that has arrived. Anybody may have forged it. So a FIN counts as proven when the other side has acknowledged it,
- * an acknowledgement if it is of our FIN exactly, and an RST if it has the number that we expect (RFC 5961, 3.2). Who asks
- * whether the connection is over without proof looks for its socket as well. */
-static __always_inline void note_arrival(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
-{
-	__u32 end = 0;
-
-	note(tn);
-	if (p->flags & TH_FIN) {
-		tn->fin_in = end_of(skb, p);
-		end = TPOT_FIN_IN;
-	}
-	if (p->flags & TH_RST && p->seq == tn->ack)
-		end |= TPOT_RST | TPOT_RST_EXACT;
-	else if (p->flags & TH_RST && is_alive(skb, p))
-		end |= TPOT_RST;
-	if (p->flags & TH_ACK && tn->flags & TPOT_FIN_OUT && p->ack == tn->fin_out && !(tn->flags & TPOT_FIN_OUT_ACKED))
-		end |= TPOT_FIN_OUT_ACKED;
-	if (end)
-		__sync_fetch_and_or(&tn->flags, end);
-}
-
-static __always_inline void note_departure(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
-{
-	__u32 end = p->flags & TH_RST ? TPOT_RST | TPOT_RST_EXACT : 0;
-
-	note(tn);
-	if (p->flags & TH_ACK)
-		tn->ack = p->ack;
-	if (p->flags & TH_FIN) {
-		tn->fin_out = end_of(skb, p);
-		end |= TPOT_FIN_OUT;
-	}
-	if (p->flags & TH_ACK && tn->flags & TPOT_FIN_IN && p->ack == tn->fin_in && !(tn->flags & TPOT_FIN_IN_ACKED))
-		end |= TPOT_FIN_IN_ACKED;
-	if (end)
-		__sync_fetch_and_or(&tn->flags, end);
-	if (!(p->flags & TH_RST) && tn->flags & TPOT_RST) /* it was no valid one */
-		__sync_fetch_and_and(&tn->flags, ~(TPOT_RST | TPOT_RST_EXACT));
-}
-
-/* Is the connection over, as far as packets show that anybody may have forged? */
-static __always_inline int is_over(const struct tpot_tunnel *tn)
-{
-	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
-}
-
-/* Is it over indeed? A spliced connection that was released has no socket, and lives on in the data path. So whoever removes a
- * tunnel before the data path has judged the packet needs proof. state: of its socket. */
-static __always_inline int is_proven_over(const struct tpot_tunnel *tn, int state)
-{
-	return state == BPF_TCP_TIME_WAIT || tn->flags & TPOT_RST_EXACT ||
-	       (tn->flags & (TPOT_FIN_IN_ACKED | TPOT_FIN_OUT_ACKED)) == (TPOT_FIN_IN_ACKED | TPOT_FIN_OUT_ACKED);
-}
-
 /* Tell user space of an asker's SYN, whose TCP header has `len` bytes from `at`, or, with 0, that the asker does without us.
  * Returns 0 if the ring is full. */
 __noinline int report(struct __sk_buff *skb, const struct tuple *t, __u32 at, __u32 len)
@@ -183,6 +72,15 @@ __noinline int report(struct __sk_buff *skb, const struct tuple *t, __u32 at, __
 	}
 	bpf_ringbuf_submit(a, 0);
 	return 1;
+}
+
+/* A packet of the asker that is in no tunnel. Of a connection that is over, or an RST that is about another answer to the SYN, it
+ * is for the server: the route past us leads there. */
+static __always_inline int is_for_server(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
+{
+	if ((p->flags & (TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && (!p->seq || !(tn->flags & TPOT_OUTSIDE)))
+		return 1;
+	return !(p->flags & TH_SYN) && is_over(tn) && is_proven_over(tn, has_socket(skb, p));
 }
 
 /* When is the server of an intercepted connection connected to? */
@@ -395,6 +293,31 @@ static __always_inline int intercept_plain(struct __sk_buff *skb, const struct p
 	return deliver(skb);
 }
 
+/* Note the server's own answer to a SYN of this host. Returns 0 if it is none. */
+static __always_inline int note_answer(const struct packet *p)
+{
+	struct tpot_syn *syn = bpf_map_lookup_elem(&tpot_syns, &p->t);
+
+	if (!syn || syn->role != TPOT_ASKER || !(p->flags & TH_ACK) || p->ack != syn->seq + 1)
+		return 0;
+	syn->iss = p->seq;
+	syn->answered = 1;
+	return 1;
+}
+
+/* Has the socket taken the proxy's answer to its SYN? The server's may have come at the same time: what is sent again leaves a
+ * second after it was lost, at both ends. What the socket sends first acknowledges the one that it has taken, and perhaps some
+ * data: the other one's number is far from that. */
+static __always_inline int was_chosen(struct tpot_tunnel *tn, const struct packet *p)
+{
+	struct tpot_syn *syn = bpf_map_lookup_elem(&tpot_syns, &p->t);
+
+	if (syn && syn->role == TPOT_ASKER && syn->answered && p->ack - (syn->iss + 1) < p->ack - tn->ack)
+		return 0;
+	__sync_fetch_and_or(&tn->flags, TPOT_CHOSEN);
+	return 1;
+}
+
 static __always_inline struct tpot_tunnel *fresh(void)
 {
 	__u32 zero = 0;
@@ -533,29 +456,33 @@ unproven:
 	return TCX_NEXT;
 }
 
-/* A SYN that is routed on. A socket of ours with the same addresses would make the stack drop the packets between asker and
- * server: a half-open connection whose answer has not reached the asker (syn), or one in TIME-WAIT, whose tunnel is over (old).
- * End that by making an RST of the SYN. The asker sends its SYN again. */
+/* A SYN that is routed on. Packets between asker and server pass our half-open connection with their addresses, which lasts: its
+ * answer may be on its way to the asker. old: a tunnel that is over. A socket in TIME-WAIT would make the stack drop them: end it
+ * by making an RST of the SYN. The asker sends its SYN again. */
 static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn,
-				   const struct tpot_tunnel *old)
+				   struct tpot_tunnel *old)
 {
-	__be32 seq = bpf_htonl(p->seq), expected = bpf_htonl(old ? old->ack : p->seq + 1);
+	__be32 seq = bpf_htonl(p->seq), expected;
 	int r = TCX_NEXT, state;
 	__u16 from, to;
 
-	if (!old && !(syn && syn->role == TPOT_TAKER && syn->seq == p->seq))
+	if (!old) {
+		if (syn && syn->role == TPOT_TAKER && syn->seq == p->seq && handshake_of(syn->listener) != TPOT_BASIC)
+			report(skb, &p->t, 0, 0);
 		return pass_by(skb, p);
-	if (!old && handshake_of(syn->listener) != TPOT_BASIC)
-		report(skb, &p->t, 0, 0);
+	}
 	state = has_socket(skb, p);
-	if (old && !is_proven_over(old, state))
+	if (!is_proven_over(old, state)) {
+		__sync_fetch_and_or(&old->flags, TPOT_OUTSIDE);
 		return answer_back(skb, NULL, p, old, T_CHALLENGED);
+	}
 	if (state) {
-		if (old && (__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
+		if ((__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
 			return TCX_NEXT;
 		if (bpf_skb_load_bytes(skb, p->l4 + 12, &from, 2))
 			return drop(T_FAILED);
 		to = (from & bpf_htons(0xf000)) | bpf_htons(TH_RST);
+		expected = bpf_htonl(old->ack);
 		if (bpf_skb_store_bytes(skb, p->l4 + 4, &expected, 4, 0) || bpf_skb_store_bytes(skb, p->l4 + 12, &to, 2, 0) ||
 		    bpf_l4_csum_replace(skb, p->l4 + 16, seq, expected, 4) ||
 		    bpf_l4_csum_replace(skb, p->l4 + 16, from, to, 2))
@@ -602,18 +529,27 @@ int tpot_ingress(struct __sk_buff *skb)
 	}
 	/* The server answers after the proxy: SYN and retransmission took different routes. Or it opens the same connection from its
 	 * side (RFC 9293, 3.5). */
-	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_RST)) == TH_SYN)
+	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_RST)) == TH_SYN) {
+		/* The proxy's answer may not have reached the socket yet, which takes the first one: see was_chosen(). */
+		if (!(tn->flags & TPOT_CHOSEN) && note_answer(&p))
+			return TCX_NEXT;
 		return reset_back(skb, NULL, &p, T_SECOND_ANSWER);
+	}
 	if (tn && tn->role == TPOT_ASKER)
 		return drop(T_PLAIN_REFUSED);
 	if (tn) {
-		/* It refuses a SYN, of which we have sent none: it is that RST for the server. */
-		if ((p.flags & (TH_SYN | TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && !p.seq)
+		if (is_for_server(skb, tn, &p)) {
+			count(T_PASSED_BY);
 			return route_on(skb);
+		}
 		/* The host has forgotten the connection, and does not ask any more. It would not read a challenge in the tunnel. Its
 		 * answer to this one ends the connection. */
-		if (is_syn && !asks(skb, &p))
+		if (is_syn && !asks(skb, &p)) {
+			__sync_fetch_and_or(&tn->flags, TPOT_OUTSIDE);
 			return answer_back(skb, NULL, &p, tn, T_CHALLENGED);
+		}
+		if (!(p.flags & (TH_SYN | TH_RST)) && !(tn->flags & TPOT_OUTSIDE))
+			__sync_fetch_and_or(&tn->flags, TPOT_OUTSIDE);
 		note_arrival(skb, tn, &p);
 		count(T_PLAIN);
 		return deliver(skb);
@@ -622,8 +558,10 @@ int tpot_ingress(struct __sk_buff *skb)
 		return pass_by(skb, &p);
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if (is_syn) {
-		if (syn && syn->role == TPOT_ASKER)
-			syn->answered = 1; /* the server opens the same connection, and we have no other answer yet */
+		if (syn && syn->role == TPOT_ASKER) { /* the server opens the same connection, and we have no other answer yet */
+			syn->iss = p.seq;
+			syn->answered = 1;
+		}
 		o = read_options(skb, &p);
 		if (o && o->size == sizeof(struct tpot_option)) {
 			r = intercept(skb, &p, o);
@@ -635,15 +573,16 @@ int tpot_ingress(struct __sk_buff *skb)
 			r = intercept_plain(skb, &p);
 		return r == LEFT_ALONE ? give_up(skb, &p, syn, old) : r;
 	}
-	/* The client does not know our half-open connection, which has challenged its SYN: it has another number. */
-	if (syn && syn->role != TPOT_ASKER && (p.flags & (TH_SYN | TH_RST)) == TH_RST && p.seq == syn->seq + 1) {
+	/* The client does not know our half-open connection, which has challenged its SYN: it has another number. The answer to a
+	 * challenge acknowledges nothing; an RST that does is about the server's answer to this SYN. */
+	if (syn && syn->role != TPOT_ASKER && (p.flags & (TH_SYN | TH_RST)) == TH_RST && p.seq == syn->seq + 1 &&
+	    (!(p.flags & TH_ACK) || (syn->answered && p.ack == syn->iss + 1))) {
 		if (handshake_of(syn->listener) != TPOT_BASIC)
 			report(skb, &p.t, 0, 0);
 		return deliver(skb);
 	}
 	/* The server itself has answered. */
-	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
-		syn->answered = 1;
+	if (syn && !syn->answered && note_answer(&p)) {
 		if (syn->bare) /* something on the path drops segments with the option */
 			learn((void *)p.t.remote, TPOT_BARE);
 		else if (syn->asked)
@@ -661,7 +600,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_ASKER }, *known;
 	struct tpot_option option;
 	__u32 about;
-	__u8 hops;
+	__u8 hops, udp;
 	int r;
 
 	if (!c || !(c->rules & 0xffff) || !rule_for(TPOT_RULE_ASK, &p->t))
@@ -677,24 +616,27 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 		count(T_AVOIDED);
 		return TCX_NEXT;
 	}
+	udp = !c->udp ? 0 : c->udp == TPOT_UDP_ALWAYS || about == TPOT_IN_UDP ? TPOT_CAN_UDP | TPOT_WANT_UDP : TPOT_CAN_UDP;
 	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
 	if (known && known->role == TPOT_ASKER && known->seq == p->seq) {
-		syn.asked = known->asked;
-		syn.udp = known->udp;
-		if (syn.asked >= ASK_TIMES) {
+		if (known->asked >= ASK_TIMES) {
 			known->bare = 1;
 			count(T_NOT_ASKED);
 			return TCX_NEXT;
 		}
+		udp |= known->udp;
+		if (c->udp)
+			udp |= TPOT_WANT_UDP;
+		/* in place: an answer may be noted at the same time */
+		known->udp = udp;
+		known->asked++;
+	} else {
+		syn.udp = udp;
+		syn.asked = 1;
+		if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY))
+			return TCX_NEXT;
 	}
-	if (c->udp)
-		syn.udp |= TPOT_CAN_UDP;
-	if (c->udp == TPOT_UDP_ALWAYS || (c->udp && (syn.asked || about == TPOT_IN_UDP)))
-		syn.udp |= TPOT_WANT_UDP;
-	syn.asked++;
-	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY))
-		return TCX_NEXT;
-	option = our_option(c, sizeof(option), hops, syn.udp);
+	option = our_option(c, sizeof(option), hops, udp);
 	r = append(skb, p, &option, sizeof(option));
 	if (r < 0)
 		return drop(T_FAILED);
@@ -745,8 +687,14 @@ int tpot_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
 	syn = p.flags & (TH_SYN | TH_RST) && !skb->ingress_ifindex ? bpf_map_lookup_elem(&tpot_syns, &p.t) : NULL;
-	/* The port of an earlier connection: of a SYN of this host, or of one that our listener answers. */
+	/* The port of an earlier connection: of a SYN of this host, or of one that our listener answers. But if the SYN is sent again,
+	 * the answer that has opened the tunnel may be on its way to the socket. */
 	if (tn && p.flags & TH_SYN && (!(p.flags & TH_ACK) || (syn && syn->role != TPOT_ASKER && p.ack == syn->seq + 1))) {
+		if (!(syn && syn->role == TPOT_ASKER && syn->seq == p.seq && !(tn->flags & TPOT_CHOSEN)))
+			bpf_map_delete_elem(&tpot_tunnels, &p.t);
+		tn = NULL;
+	}
+	if (tn && tn->role == TPOT_ASKER && p.flags & TH_ACK && !(tn->flags & TPOT_CHOSEN) && !was_chosen(tn, &p)) {
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}

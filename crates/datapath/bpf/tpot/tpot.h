@@ -156,7 +156,7 @@ struct tpot_own {
 /* A half-open connection. */
 struct tpot_syn {
 	__u32 seq;       /* of the SYN, host byte order */
-	__u32 iss;       /* taker, plain: of our SYN-ACK */
+	__u32 iss;       /* taker, plain: of our SYN-ACK; asker: of the server's own answer */
 	__u32 peer[4], own[4]; /* taker: the ends of the tunnel */
 	__u8 role;       /* enum tpot_role */
 	__u8 asked;      /* asker: SYNs sent with the option */
@@ -177,6 +177,8 @@ enum tpot_tunnel_flag {
 	TPOT_FIN_IN_ACKED = 1 << 5,  /* whoever has received it has acknowledged exactly that */
 	TPOT_FIN_OUT_ACKED = 1 << 6,
 	TPOT_RST_EXACT = 1 << 7, /* with the number that was acknowledged last, or ours */
+	TPOT_CHOSEN = 1 << 8, /* asker: the socket has acknowledged the taker's answer, not one of the server that came with it */
+	TPOT_OUTSIDE = 1 << 9, /* taker: the asker sends outside of the tunnel, or was asked there whether it knows the connection */
 };
 
 /* A connection in a tunnel; the key is struct tuple as the inner packets have it. */
@@ -228,9 +230,9 @@ enum tpot_verdict {
 	T_UNANSWERED,     /* SYN with the option that comes again, since our listener has not answered the first one: routed on */
 	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_INTERCEPTED_PLAIN, /* SYN of a host that need not ask given to our listener, or held */
-	T_GIVEN_UP,       /* SYN that is routed on: our half-open connection, or one in TIME-WAIT, is reset */
+	T_GIVEN_UP,       /* SYN that is routed on when it comes again: our socket in TIME-WAIT is ended */
 	T_CHALLENGED,     /* SYN without the option for a live connection in a tunnel: answered by an ACK on the way that it came */
-	T_PASSED_BY,      /* packet outside of any tunnel, past our half-open connection with the same addresses: routed on */
+	T_PASSED_BY,      /* packet outside of any tunnel, past our connection with the same addresses, half-open or over: routed on */
 	T_OPENED,         /* connection enters its tunnel */
 	T_OPENED_UDP,     /* the same, in UDP; counted as opened as well */
 	T_SECOND_ANSWER,  /* second answer to a SYN, a SYN-ACK or the server's own SYN: answered with an RST on the way that it came */

@@ -139,14 +139,15 @@ static __always_inline int turn_ip(struct __sk_buff *skb, const struct packet *p
 }
 
 /* Answer on the way that the packet came: through its tunnel, or without one. tn: with an acknowledgement of what its connection
- * expects, as a challenge (RFC 5961, 4.2). Without one: with an RST (RFC 9293, 3.10.7.1). */
+ * expects, as a challenge (RFC 5961, 4.2). Without one: with an RST (RFC 9293, 3.10.7.1). That of a SYN-ACK acknowledges it, which
+ * the RFC leaves open: a taker on the way can tell by the number that it is not about its own SYN-ACK. */
 static __always_inline int answer_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p,
 				       const struct tpot_tunnel *tn, __u32 verdict)
 {
-	int acks = p->flags & TH_ACK;
+	int opens = p->flags & TH_SYN;
 	struct tcphdr th = {
-		.source = p->t.lport, .dest = p->t.rport, .seq = acks ? bpf_htonl(p->ack) : 0,
-		.ack_seq = tn ? bpf_htonl(tn->ack) : acks ? 0 : bpf_htonl(p->seq + 1), .doff = 5, .rst = !tn, .ack = tn || !acks,
+		.source = p->t.lport, .dest = p->t.rport, .seq = p->flags & TH_ACK ? bpf_htonl(p->ack) : 0,
+		.ack_seq = tn ? bpf_htonl(tn->ack) : opens ? bpf_htonl(p->seq + 1) : 0, .doff = 5, .rst = !tn, .ack = tn || opens,
 	};
 	struct sk_buff *kernel_skb = bpf_cast_to_kern_ctx(skb);
 	__be32 tail[2] = { bpf_htonl(sizeof(th)), bpf_htonl(IPPROTO_TCP) };
