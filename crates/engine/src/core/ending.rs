@@ -16,6 +16,9 @@ const RESET_AGAIN: Duration = Duration::from_millis(1);
 /// Time limit for the acknowledgement of bytes before a reset; and of what was forwarded, by when the program stops.
 pub(super) const CLOSING: Duration = crate::lingering::LINGER;
 
+/// Flags of the leg of a host that has closed, and knows that the other one has.
+const OVER: u32 = LegFlags::FIN_IN | LegFlags::FIN_ACKED;
+
 impl Core {
     /// Both streams have ended, or the message has been relayed. Forwarded data belongs
     /// to the data path until it is acknowledged, and only then may the legs part.
@@ -81,15 +84,18 @@ impl Core {
             Event::Told | Event::Timer => return Action::Look,
             _ => return Action::Wait,
         };
+        // If no FIN was forwarded past the sockets, they take care of the rest after they are closed.
+        let are_fins_acked = at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0;
+        if are_fins_acked || (at.is_local() && !self.fin_past && !were_reset(&at)) {
+            return self.end(cx, EndReason::Closed);
+        }
         if were_reset(&at) {
             return self.end(cx, reset_by(&at));
         }
-        // If no FIN was forwarded past the sockets, they take care of the rest after they are closed.
-        let are_fins_acked = at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0;
-        if are_fins_acked || (at.is_local() && !self.fin_past) {
-            return self.end(cx, EndReason::Closed);
-        }
-        if let Some(side) = reset_side(&at).filter(|_| at.is_local()) {
+        // A host that has sent its FIN and acknowledged the other one has closed. It answers a duplicate with a reset, which
+        // changes nothing.
+        let has_closed = |side: Side| at.flags[side] & OVER == OVER;
+        if let Some(side) = reset_side(&at).filter(|side| at.is_local() && !has_closed(*side)) {
             // it acknowledges no FIN any more; what the other socket has of it is delivered first
             self.failed = Some(side);
             return self.resets(cx);
