@@ -139,8 +139,8 @@ static __always_inline int turn_ip(struct __sk_buff *skb, const struct packet *p
 }
 
 /* Answer on the way that the packet came: through its tunnel, or without one. tn: with an acknowledgement of what its connection
- * expects, as a challenge (RFC 5961, 4.2). Without one: with an RST (RFC 9293, 3.10.7.1). That of a SYN-ACK acknowledges it, which
- * the RFC leaves open: a taker on the way can tell by the number that it is not about its own SYN-ACK. */
+ * expects, as a challenge (RFC 5961, 4.2). Without one: with an RST (RFC 9293, 3.10.7.1). That of a SYN-ACK acknowledges it,
+ * which the RFC leaves open: a taker on the way can tell by the number that it is not about its own SYN-ACK. */
 static __always_inline int answer_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p,
 				       const struct tpot_tunnel *tn, __u32 verdict)
 {
