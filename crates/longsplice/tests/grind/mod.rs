@@ -59,7 +59,12 @@ fn nothing_is_lost() {
     let seed = number("GRIND_SEED").unwrap_or(now.as_secs());
     let seconds = number("GRIND_SECONDS").unwrap_or_default(); // each act happens at least once
     eprintln!("the grinder runs for {seconds} s, GRIND_SEED={seed}");
-    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("a lab");
+    let options = Options { large_packets: false, forwarding: true, ..Options::default() };
+    let lab = Lab::new(Shape::TwoDevices, options).expect("a lab");
+    // The program's machine is a router, so that a server resets what nobody knows after a kill. But no connection begins past it.
+    let begins = "tcp flags & (syn | ack) == syn drop";
+    let rules = format!("table inet t {{ chain c {{ type filter hook forward priority 0; {begins}; }}; }}");
+    lab.forwarder.execute("nft", &[&rules]).expect("rules");
     lab.client.ip(&Sources::addresses()).expect("addresses");
     let losses =
         [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];

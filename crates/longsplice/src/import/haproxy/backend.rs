@@ -27,6 +27,8 @@ pub struct Backend {
 struct Parameters {
     keys: Keys,
     check: Option<Words>,
+    /// Where it is checked.
+    port: Option<u16>,
     inter: Option<u64>,
     rise: Option<String>,
     fall: Option<String>,
@@ -211,6 +213,10 @@ fn parameters(of: &Words, words: &[String], p: &mut Parameters) -> Result<(), Mi
             },
             "check" => p.check = Some(of.clone()),
             "no-check" => p.check = None,
+            "port" => {
+                let port = value()?.parse().ok().filter(|port| *port > 0);
+                p.port = Some(port.ok_or_else(|| of.wrong("port: write a number from 1 to 65535"))?);
+            }
             "inter" => p.inter = Some(time(of, value()?)?),
             "rise" => p.rise = Some(number(value()?, 1000)?.max(1).to_string()),
             "fall" => p.fall = Some(number(value()?, 1000)?.max(1).to_string()),
@@ -242,7 +248,7 @@ fn parameters(of: &Words, words: &[String], p: &mut Parameters) -> Result<(), Mi
             | "allow-0rtt" | "ssl-reuse" | "no-ssl-reuse" | "tls-tickets" => {
                 p.left.push(word.clone());
             }
-            "addr" | "port" | "fastinter" | "downinter" | "observe" | "error-limit" | "on-error" | "on-marked-down"
+            "addr" | "fastinter" | "downinter" | "observe" | "error-limit" | "on-error" | "on-marked-down"
             | "on-marked-up" | "track" | "source" | "minconn" | "maxqueue" | "redir" | "verify" | "ca-file" | "sni"
             | "crt" | "alpn" | "check-sni" | "check-alpn" | "check-proto" | "proto" | "ciphers" | "verifyhost"
             | "agent-port" | "agent-inter" | "agent-addr" | "agent-send" | "pool-max-conn" | "pool-purge-delay"
@@ -261,15 +267,16 @@ fn parameters(of: &Words, words: &[String], p: &mut Parameters) -> Result<(), Mi
 fn check(proxy: &Proxy, all: &[(Words, Parameters)], pool: &mut Pool) -> Result<(), Mistake> {
     let mut checked = all.iter().filter(|(_, p)| p.check.is_some());
     let Some((first, p)) = checked.next() else { return Ok(()) };
-    let same = |other: &Parameters| (other.inter, &other.rise, &other.fall) == (p.inter, &p.rise, &p.fall);
-    if let Some((of, _)) = checked.find(|(_, other)| !same(other)) {
-        pool.notes
-            .changed(&of.line, &format!("a pool has one inter, rise and fall: those of line {}", first.line.number));
+    let of_checks = |p: &Parameters| (p.port, p.inter, p.rise.clone(), p.fall.clone());
+    if let Some((of, _)) = checked.find(|(_, other)| of_checks(other) != of_checks(p)) {
+        let what = format!("a pool has one port, inter, rise and fall: those of line {}", first.line.number);
+        pool.notes.changed(&of.line, &what);
     }
     if let Some((of, _)) = all.iter().find(|(_, p)| p.check.is_none()) {
         pool.notes.changed(&of.line, "it is checked, as the other servers of the pool are");
     }
     let mut keys = Keys::new();
+    keys.extend(p.port.map(|port| ("port", port.to_string())));
     let inter = p.inter.filter(|n| *n > 0).unwrap_or(2000);
     keys.extend(seconds(inter).map(|time| ("interval", time)));
     keys.extend(seconds(proxy.times.get("check").copied().unwrap_or(inter)).map(|time| ("timeout", time)));
