@@ -9,7 +9,7 @@ enum mark {
 	MARK_TRANSPARENT = 0x6c73706d, /* for a socket whose address is not ours: a routing rule delivers it locally */
 	MARK_HELD = 0x6c73706e,    /* a held segment on its way back */
 	MARK_TAKEN = 0x6c737074,   /* of a connection that tpot.bpf.c has intercepted: its socket's address is not ours */
-	MARK_PLAIN = 0x6c737070,   /* a reset that belongs to no tunnel of tpot.bpf.c, and to no connection of ours */
+	MARK_PLAIN = 0x6c737070,   /* a packet that belongs to no tunnel of tpot.bpf.c, and to no connection of ours */
 	MARK_HOPS = 0x6c737100,    /* of the SYNs of a socket: how many proxies may intercept them, in the low byte */
 };
 

@@ -39,6 +39,9 @@ fn of_another(h: &Hand) -> Vec<Packet> {
         says(700_004, FIN_ACK, b"the last"),
         Packet { ack: 0, ..says(700_100, flag::RST, b"") },
         Packet { seq: 700_200, options: MSS.to_vec(), ..h.syn() },
+        // the client refuses the server's answer, and asks no more: ours may be on its way
+        says(ISN + 1, flag::RST | flag::ACK, b""),
+        Packet { options: MSS.to_vec(), ..h.syn() },
     ]
 }
 
@@ -65,6 +68,25 @@ fn a_forged_syn_takes_nothing_from_a_routed_connection() {
             is_routed(&mut h, &p);
         }
     }
+}
+
+/// The client has two answers to its SYN, and refuses the server's. That passes the connection with the proxy, unless the client
+/// is known to send outside of its tunnel.
+#[test]
+#[ignore = "root"]
+fn a_reset_for_the_server_takes_nothing_from_an_open_connection() {
+    each(|mut h| {
+        let mut open = h.open();
+        // its SYN without the option was overtaken by what came in the tunnel
+        h.plain(&Packet { options: MSS.to_vec(), ..h.syn() });
+        let refuses = Packet { flags: flag::RST | flag::ACK, ..h.says(open.seq, 900_000, b"") };
+        is_routed(&mut h, &refuses);
+        h.works(&mut open);
+        h.exchange(&mut open, true);
+        h.plain(&Packet { seq: open.seq, ..refuses });
+        let end = open.accepted.read(&mut [0]).expect_err("a reset");
+        assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+    });
 }
 
 /// The same when a flood of other SYNs has taken the place of the forged one in the table of half-open connections. Its socket is

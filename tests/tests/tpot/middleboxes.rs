@@ -11,7 +11,12 @@ use longsplice_lab::{
     traffic::{Report, Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand, families};
-use std::{io::Read, net::IpAddr, time::Duration};
+use socket2::SockRef;
+use std::{
+    io::{Read, Write},
+    net::IpAddr,
+    time::Duration,
+};
 use test_case::test_case;
 
 /// Opens two connections past a middlebox with these rules. `seen`: the server sees them from this address. `asked`: verdicts of
@@ -148,12 +153,14 @@ fn both_answer_at_once(family: Family) {
 
 /// A client's port has been that of a connection through the proxy. In the next connection, it is the server that answers; all
 /// packets but the SYN pass the proxy, and are not for it.
-#[test_case(Family::V4, at_once; "spliced_v4")]
-#[test_case(Family::V6, at_once; "spliced_v6")]
-#[test_case(Family::V4, by_hand; "copied_v4")]
-#[test_case(Family::V6, by_hand; "copied_v6")]
+#[test_case(Family::V4, at_once, false; "spliced_v4")]
+#[test_case(Family::V6, at_once, false; "spliced_v6")]
+#[test_case(Family::V4, by_hand, false; "copied_v4")]
+#[test_case(Family::V6, by_hand, false; "copied_v6")]
+#[test_case(Family::V4, by_hand, true; "aborted_v4")]
+#[test_case(Family::V6, by_hand, true; "aborted_v6")]
 #[ignore = "root"]
-fn a_port_again_past_the_proxy(family: Family, policy: fn() -> Policy) {
+fn a_port_again_past_the_proxy(family: Family, policy: fn() -> Policy, aborts: bool) {
     let lab = Lab::new(Shape::OneArmed, Options { forwarding: true, ..Options::default() }).expect("lab");
     let asker = asker(&lab, family);
     let proxy = Forwarder::taker(&lab.forwarder, everywhere(family), policy(), false);
@@ -167,10 +174,17 @@ fn a_port_again_past_the_proxy(family: Family, policy: fn() -> Policy) {
         assert_eq!(from.ip() == CLIENT.ip(family), direct, "{from}");
         pass(&client, &server);
         pass(&server, &client);
-        // the server ends it, so that the client's host need not remember it
-        drop(server);
-        assert_eq!((&client).read(&mut [0]).expect("the end"), 0);
-        drop(client);
+        if aborts && !direct {
+            // the reset is behind data that nobody has acknowledged yet
+            SockRef::from(&client).set_linger(Some(Duration::ZERO)).expect("an option");
+            (&client).write_all(&[1; 100]).expect("sent");
+            drop((client, server));
+        } else {
+            // the server ends it, so that the client's host need not remember it
+            drop(server);
+            assert_eq!((&client).read(&mut [0]).expect("the end"), 0);
+            drop(client);
+        }
         if !direct {
             proxy.ended(1);
             two_paths(&lab, family, "tcp flags & (syn | ack) == syn mark set 1", "meta mark 1 drop");

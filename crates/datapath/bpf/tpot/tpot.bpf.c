@@ -75,12 +75,26 @@ __noinline int report(struct __sk_buff *skb, const struct tuple *t, __u32 at, __
 }
 
 /* A packet of the asker that is in no tunnel. Of a connection that is over, or an RST that is about another answer to the SYN, it
- * is for the server: the route past us leads there. */
+ * is for the server: the route past us leads there. An RST that had a socket, which is gone, has ended it. */
 static __always_inline int is_for_server(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
 {
+	int state;
+
 	if ((p->flags & (TH_RST | TH_ACK)) == (TH_RST | TH_ACK) && (!p->seq || !(tn->flags & TPOT_OUTSIDE)))
 		return 1;
-	return !(p->flags & TH_SYN) && is_over(tn) && is_proven_over(tn, has_socket(skb, p));
+	if (p->flags & TH_SYN || !is_over(tn))
+		return 0;
+	state = has_socket(skb, p);
+	return is_proven_over(tn, state) || (tn->flags & TPOT_RST && !state);
+}
+
+/* Challenge a host that does not ask any more, outside of the tunnel, where it answers. Its own SYN, sent again without the
+ * option, says nothing of that: the answer was under way. */
+static __always_inline int challenge(struct __sk_buff *skb, struct tpot_tunnel *tn, const struct packet *p)
+{
+	if (p->seq != tn->isn)
+		__sync_fetch_and_or(&tn->flags, TPOT_OUTSIDE);
+	return answer_back(skb, NULL, p, tn, T_CHALLENGED);
 }
 
 /* When is the server of an intercepted connection connected to? */
@@ -377,6 +391,8 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 		tn->ifindex = skb->ifindex;
 		note_arrival(skb, tn, &in);
 		taken = tn->role == TPOT_TAKER;
+		if (answers && tn->role == TPOT_ASKER && !(tn->flags & TPOT_CHOSEN))
+			tn->ack = in.seq + 1; /* of a taker that was restarted */
 		if (tn->flags & TPOT_COOKIE && has_socket(skb, &in))
 			__sync_fetch_and_and(&tn->flags, ~TPOT_COOKIE);
 		cookie = tn->flags & TPOT_COOKIE;
@@ -456,33 +472,44 @@ unproven:
 	return TCX_NEXT;
 }
 
-/* A SYN that is routed on. Packets between asker and server pass our half-open connection with their addresses, which lasts: its
- * answer may be on its way to the asker. old: a tunnel that is over. A socket in TIME-WAIT would make the stack drop them: end it
- * by making an RST of the SYN. The asker sends its SYN again. */
+/* Is there a listener for the SYN of a host that does not ask? */
+static __always_inline int takes_plain(const struct packet *p)
+{
+	struct tuple dest = {};
+
+	__builtin_memcpy(dest.remote, p->t.local, 16); /* rules are about the destination */
+	dest.rport = p->t.lport;
+	return is_awaited(&p->t) || rule_for(TPOT_RULE_PLAIN, &dest);
+}
+
+/* A SYN that is routed on. Packets between asker and server pass our half-open connection with their addresses (syn), which
+ * lasts: its answer may be on its way to the asker. But if a listener takes connections of hosts that do not ask, it gets this
+ * one. And a socket in TIME-WAIT, whose tunnel is over (old), would make the stack drop the packets. Then end ours by making an
+ * RST of the SYN. The asker sends its SYN again. */
 static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn,
 				   struct tpot_tunnel *old)
 {
-	__be32 seq = bpf_htonl(p->seq), expected;
+	__be32 seq = bpf_htonl(p->seq), expected = bpf_htonl(old ? old->ack : p->seq + 1);
 	int r = TCX_NEXT, state;
 	__u16 from, to;
 
 	if (!old) {
-		if (syn && syn->role == TPOT_TAKER && syn->seq == p->seq && handshake_of(syn->listener) != TPOT_BASIC)
+		if (!syn || syn->role != TPOT_TAKER || syn->seq != p->seq)
+			return pass_by(skb, p);
+		if (handshake_of(syn->listener) != TPOT_BASIC)
 			report(skb, &p->t, 0, 0);
-		return pass_by(skb, p);
+		if (!takes_plain(p))
+			return pass_by(skb, p);
 	}
 	state = has_socket(skb, p);
-	if (!is_proven_over(old, state)) {
-		__sync_fetch_and_or(&old->flags, TPOT_OUTSIDE);
-		return answer_back(skb, NULL, p, old, T_CHALLENGED);
-	}
+	if (old && !is_proven_over(old, state))
+		return challenge(skb, old, p);
 	if (state) {
-		if ((__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
+		if (old && (__s32)(p->seq - old->ack) <= 0) /* an old SYN, which must not end TIME-WAIT (RFC 1337) */
 			return TCX_NEXT;
 		if (bpf_skb_load_bytes(skb, p->l4 + 12, &from, 2))
 			return drop(T_FAILED);
 		to = (from & bpf_htons(0xf000)) | bpf_htons(TH_RST);
-		expected = bpf_htonl(old->ack);
 		if (bpf_skb_store_bytes(skb, p->l4 + 4, &expected, 4, 0) || bpf_skb_store_bytes(skb, p->l4 + 12, &to, 2, 0) ||
 		    bpf_l4_csum_replace(skb, p->l4 + 16, seq, expected, 4) ||
 		    bpf_l4_csum_replace(skb, p->l4 + 16, from, to, 2))
@@ -544,10 +571,8 @@ int tpot_ingress(struct __sk_buff *skb)
 		}
 		/* The host has forgotten the connection, and does not ask any more. It would not read a challenge in the tunnel. Its
 		 * answer to this one ends the connection. */
-		if (is_syn && !asks(skb, &p)) {
-			__sync_fetch_and_or(&tn->flags, TPOT_OUTSIDE);
-			return answer_back(skb, NULL, &p, tn, T_CHALLENGED);
-		}
+		if (is_syn && !asks(skb, &p))
+			return challenge(skb, tn, &p);
 		if (!(p.flags & (TH_SYN | TH_RST)) && !(tn->flags & TPOT_OUTSIDE))
 			__sync_fetch_and_or(&tn->flags, TPOT_OUTSIDE);
 		note_arrival(skb, tn, &p);
@@ -558,10 +583,6 @@ int tpot_ingress(struct __sk_buff *skb)
 		return pass_by(skb, &p);
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if (is_syn) {
-		if (syn && syn->role == TPOT_ASKER) { /* the server opens the same connection, and we have no other answer yet */
-			syn->iss = p.seq;
-			syn->answered = 1;
-		}
 		o = read_options(skb, &p);
 		if (o && o->size == sizeof(struct tpot_option)) {
 			r = intercept(skb, &p, o);
@@ -693,6 +714,11 @@ int tpot_egress(struct __sk_buff *skb)
 		if (!(syn && syn->role == TPOT_ASKER && syn->seq == p.seq && !(tn->flags & TPOT_CHOSEN)))
 			bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
+	}
+	/* The socket has taken a SYN of the server, which opens the same connection: that is its answer. */
+	if (syn && syn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_ACK)) == (TH_SYN | TH_ACK)) {
+		syn->iss = p.ack - 1;
+		syn->answered = 1;
 	}
 	if (tn && tn->role == TPOT_ASKER && p.flags & TH_ACK && !(tn->flags & TPOT_CHOSEN) && !was_chosen(tn, &p)) {
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);

@@ -230,7 +230,7 @@ enum tpot_verdict {
 	T_UNANSWERED,     /* SYN with the option that comes again, since our listener has not answered the first one: routed on */
 	T_UNASKED,        /* SYN without the option from another host: left alone */
 	T_INTERCEPTED_PLAIN, /* SYN of a host that need not ask given to our listener, or held */
-	T_GIVEN_UP,       /* SYN that is routed on when it comes again: our socket in TIME-WAIT is ended */
+	T_GIVEN_UP,       /* SYN that gets past us, or to another listener, when it comes again: our socket is ended */
 	T_CHALLENGED,     /* SYN without the option for a live connection in a tunnel: answered by an ACK on the way that it came */
 	T_PASSED_BY,      /* packet outside of any tunnel, past our connection with the same addresses, half-open or over: routed on */
 	T_OPENED,         /* connection enters its tunnel */
