@@ -455,7 +455,8 @@ fn what_was_forwarded_is_counted_and_moves_the_sockets() {
     let over = LegFlags::FIN_IN | LegFlags::FIN_ACKED | LegFlags::RESET | LegFlags::RESET_IN;
     let done = Switched { flags: Pair::new(LegFlags::FIN_IN, over), ..Switched::default() };
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(done)))), Action::Wait));
-    let acked = Switched { flags: Pair::new(LegFlags::FIN_ACKED, over), ..Switched::default() };
+    // ... which it has, before it answers a duplicate, too
+    let acked = Switched { flags: Pair::both(over), ..Switched::default() };
     ends(&flow.on(Event::Looked(Ok(Box::new(acked)))), EndReason::Closed, false);
     assert!(flow.core.is_fin_past());
 }
