@@ -129,6 +129,7 @@ fn haproxy_denies_what_it_cannot_judge(rule: &str) {
 #[test_case("listen a\n bind \":80\n", "2: the quotes are not closed"; "quotes")]
 #[test_case(".if defined(X)\nlisten a\n", "1: .if: conditions are not read"; "a condition")]
 #[test_case("listen a\n mode health\n bind :80\n", "2: mode health"; "a mode")]
+#[test_case("listen a\n bind :80\n server s 10.0.0.1:80 check port 0\n", "3: port: write a number"; "a port of checks")]
 #[test_case("listen a\n bind :1000-9000\n server s 10.0.0.1:80\n", "2: more than 1000 addresses"; "many ports")]
 fn haproxy_mistakes(text: &str, want: &str) {
     let found = mistake(text, Some(Format::Haproxy));
