@@ -36,9 +36,11 @@ pub struct Lines {
     both: HashMap<Key, Value>,
     /// Seeds of streams that were judged.
     seeds: HashSet<u64>,
-    /// Numbers of lines, of those that were lost with their process, and of those that say that a flow was left.
+    /// Numbers of lines, of those that were lost with their process, of those that were lost because a kill followed the end of their
+    /// connections, and of those that say that a flow was left.
     all: usize,
     lost: usize,
+    lost_at_end: usize,
     left: usize,
 }
 
@@ -82,8 +84,10 @@ impl Lines {
         self.due.insert((client, path.map(str::to_owned)), due);
     }
 
-    /// Compares lines with what has happened. Returns what is wrong, or missing. `all`: no line comes any more.
-    pub fn overdue(&mut self, all: bool) -> Vec<String> {
+    /// Compares lines with what has happened. Returns what is wrong, or missing. `all`: no line comes any more. `was_killed`: whether
+    /// a process was killed that may still have had the line of a connection that was over then. This is known only now, since the
+    /// kill may follow the end.
+    pub fn overdue(&mut self, all: bool, was_killed: impl Fn(Instant) -> bool) -> Vec<String> {
         let mut wrong = Vec::new();
         let there: Vec<Key> = self.due.keys().filter(|key| self.come.contains_key(*key)).cloned().collect();
         for key in there {
@@ -96,6 +100,7 @@ impl Lines {
         for key in late {
             match self.due.remove(&key) {
                 Some(due) if due.may_be_lost => self.lost += 1,
+                Some(due) if was_killed(due.over) => self.lost_at_end += 1,
                 due => wrong.push(format!("no line in the access log for {key:?}, which ended as it had to: {due:?}")),
             }
         }
@@ -114,9 +119,10 @@ impl Lines {
     }
 
     pub fn told(&self) -> String {
-        let Lines { all, lost, left, .. } = self;
+        let Lines { all, lost, lost_at_end, left, .. } = self;
         format!(
-            "{all} lines of the access log: {left} say that a flow was left; {lost} are missing because a process was killed"
+            "{all} lines of the access log: {left} say that a flow was left; {lost} are missing because a process was killed, and \
+             {lost_at_end} because it was killed right after the end"
         )
     }
 }
