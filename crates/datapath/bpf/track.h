@@ -325,11 +325,12 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	} else if (sc->s.flags & TH_RST) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		/* Report any RST until the server has answered: the server may have an earlier connection of this port, which
-		 * the client resets. Afterwards, only one in order. */
-		if (known && known->opts_in & OPT_END_TO_END && (!known->iss || sc->s.seq == known->irs + 1)) {
+		 * the client resets. Afterwards, only one in order. And none if the hosts have gone on without us: as their data. */
+		if (known && known->opts_in & OPT_END_TO_END &&
+		    (known->iss ? sc->s.seq == known->irs + 1 : !(known->opts_out & OPT_PASSED))) {
 			/* The handshake is over. The client's next SYN must not overtake this RST on its way through user space. */
 			if (report_handshake(skb) && is_between_hosts(known))
-				known->iss = 0;
+				known->iss = known->opts_out = 0; /* without an answer, the bits mean other things */
 			return 2;
 		}
 	}

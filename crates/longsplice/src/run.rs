@@ -151,18 +151,14 @@ fn raise_descriptor_limit() {
 
 /// Opens the engine with the kernel path; if that fails, without it, and logs the reason. `handed`: legs of another process, and the
 /// highest number of a flow.
-fn open(
-    args: &RunArgs,
-    config: &Config,
-    (handed, handed_number, follows): (Vec<Tuple>, u64, bool),
-) -> Result<Splicer, String> {
+fn open(args: &RunArgs, config: &Config, (handed, handed_number): (Vec<Tuple>, u64)) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
         return Ok(Splicer::copying_from(config.engine.sources.clone(), Refusal::Policy));
     }
     remove_leftovers();
     let mut options = OpenOptions { handed, handed_number, ..config.engine.clone() };
-    options.datapath.follows = follows;
+    options.datapath.follows = true; // after a crash as well: no connection passes unjudged before its listener is there
     if let Some(warning) = doctor::warn_of_shared_ports(&options.source_ports) {
         tracing::warn!("{warning}");
     }
@@ -280,7 +276,7 @@ async fn serve(
     }
     let legs = handed.iter().flat_map(|handed| handed.about.recorded()).collect();
     let last = handed.iter().filter_map(|handed| handed.about.flow()).max().unwrap_or(0);
-    let splicer = match open(args, prepared.config(), (legs, last, heir.is_some())) {
+    let splicer = match open(args, prepared.config(), (legs, last)) {
         Err(why) if heir.is_some() => {
             tracing::error!(
                 "connections are copied, not spliced, because there is no other process to serve them: {why}"

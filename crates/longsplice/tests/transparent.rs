@@ -2,10 +2,16 @@
 
 use crate::running::{self, AT_ONCE, LONGSPLICE, Setting, eventually, listener, round_trip};
 use longsplice_lab::{
-    Family, Impair, LinkDirection, topology,
+    Family, Impair, Lab, LinkDirection, Options, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use nix::sys::signal::Signal;
+use nix::{
+    libc::linger,
+    sys::{
+        signal::Signal,
+        socket::{setsockopt, sockopt::Linger},
+    },
+};
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
@@ -224,6 +230,82 @@ fn an_answer_to_an_earlier_process_is_not_taken(family: Family) {
     second.signal(Signal::SIGCONT);
     eventually("a connection", || client.is_finished().then_some(()));
     round_trip(&mut client.join().unwrap(), &[7; 100_000]);
+}
+
+/// A process dies with a SYN that it has not heard, and the connection begins while nobody listens for it. The hosts have it without
+/// us from then on, and so is its reset, whether or not a later process listens.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_reset_of_a_connection_that_began_between_two_processes_is_routed(family: Family) {
+    for is_killed in [false, true] {
+        let transparent = configuration("policy = { splice = \"never\" }");
+        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+        let setting = Setting::at(lab, &transparent);
+        let at = topology::SERVER.port(family, PORT);
+        let listening = setting.listen(at);
+        setting.start().kill();
+        let client = setting.lab.client.spawn(move || running::connect_within(at, LIMIT));
+        let asking = || setting.lab.client.execute("ss", &["-Htan", "state", "syn-sent"]).unwrap();
+        eventually("a SYN that nobody hears", || (!asking().is_empty()).then_some(()));
+        let plug = topology::FORWARDER_TO_CLIENT.port(family, PORT);
+        setting.configure(&listener("plug", &plug.to_string(), &format!("target = \"{at}\"\n")));
+        let mut without = setting.start();
+        let mut client = client.join().unwrap();
+        let mut server = listening.accept().unwrap().0;
+        without.kill();
+        setting.configure(&transparent);
+        let mut third = setting.start();
+        client.write_all(&[7]).unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        if is_killed {
+            third.kill();
+        }
+        setsockopt(&client, Linger, &linger { l_onoff: 1, l_linger: 0 }).unwrap();
+        drop(client);
+        eventually("a reset", || server.write(&[7]).is_err().then_some(()));
+    }
+}
+
+/// Rules forbid a server. Nobody reaches it while the next process starts, after the death of the one before either.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn no_connection_passes_unjudged_after_a_crash(family: Family) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).unwrap();
+    // others come first, so that the start takes longer
+    let others = (8000..8100).map(|port| listener("plug", &format!("127.0.0.1:{port}"), "target = \"127.0.0.1:9\"\n"));
+    let any = match family {
+        Family::V4 => "0.0.0.0:7000",
+        Family::V6 => "[::]:7000",
+    };
+    let forbidden = listener("transparent", any, "rules = [{ action = \"deny\" }]\n");
+    let setting = Setting::at(lab, &(others.collect::<String>() + &forbidden));
+    let at = topology::SERVER.port(family, PORT);
+    let listening = setting.listen(at);
+    listening.set_nonblocking(true).unwrap();
+    let mut process = setting.start();
+    let over = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..16)
+        .map(|_| {
+            let over = over.clone();
+            setting.lab.client.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let asked = TcpStream::connect_timeout(&at, Duration::from_millis(50));
+                    assert_eq!(asked.unwrap_err().kind(), ErrorKind::TimedOut);
+                }
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        process.kill();
+        process = setting.start();
+        let denied = || process.counters()["proxy"]["denied"].as_u64();
+        eventually("a client that is denied", || denied().filter(|n| *n > 0));
+    }
+    over.store(true, Ordering::Relaxed);
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    assert_eq!(listening.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
 /// Clients that connect while one process replaces another may be reset, or have to retry. None of them waits in vain.

@@ -589,6 +589,9 @@ impl Handshakes {
             d.let_go_handshake(&client, h.ack().wrapping_sub(1)); // otherwise the client would not get the reset
             self.pass_on(h, &client);
             self.lose(&client, &h.leg, io::ErrorKind::ConnectionRefused);
+        } else if !may_be_ours(h.leg.local.ip()) {
+            // of a handshake that an earlier process has heard of: its hosts have gone on without us
+            self.pass_on(h, &mirrored(&h.leg));
         }
     }
 
