@@ -11,6 +11,7 @@
 //!                                        <-         {"say":"prepared",...} once configuration and machine are checked, and all
 //!                                                   is opened that can fail; or {"say":"refused","why":"..."}
 //! lets go of the data path, and of all that it offered
+//! {"say":"servers",...}                  ->         any number, if the new process has said that it takes them
 //! {"say":"connection",...}               ->         any number, each followed by its bytes in hand
 //! {"say":"commit"}                       ->
 //!                                        <-         {"say":"serving"}
@@ -28,7 +29,7 @@
 pub mod heir;
 pub mod successor;
 
-use longsplice_proxy::inherited::OfListener;
+use longsplice_proxy::{handed::KnownServer, inherited::OfListener};
 use rustix::{
     cmsg_space,
     io::Errno,
@@ -65,6 +66,11 @@ const MOST_IN_HAND: usize = 512 * 1024;
 /// Most bytes in hand of all connections together: both processes have them for a moment.
 const MOST_IN_HAND_OF_ALL: usize = 256 * 1024 * 1024;
 
+/// Most servers of pools of which something is said.
+const MOST_SERVERS: usize = 65536;
+/// Most of them in one message: their names have at most some 300 bytes each.
+const SERVERS_AT_ONCE: usize = 16;
+
 /// What the two processes say.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
@@ -79,9 +85,15 @@ enum Message {
         program: String,
         #[serde(default)]
         takes: Option<Takes>,
+        /// It wants to know what is known of servers.
+        #[serde(default)]
+        servers: bool,
     },
     Refused {
         why: String,
+    },
+    Servers {
+        known: Vec<KnownServer>,
     },
     Connection {
         about: Box<Value>,
@@ -314,7 +326,10 @@ mod tests {
         let offer = "{\"say\":\"offer\",\"version\":1,\"program\":\"0\",\"tables\":null,\"control\":\"/c\",\"sockets\":0,\"within\":5}";
         assert!(matches!(serde_json::from_str(offer).unwrap(), Message::Offer(Offer { connections: 0, .. })));
         let prepared = "{\"say\":\"prepared\",\"program\":\"0\"}";
-        assert!(matches!(serde_json::from_str(prepared).unwrap(), Message::Prepared { takes: None, .. }));
+        assert!(matches!(
+            serde_json::from_str(prepared).unwrap(),
+            Message::Prepared { takes: None, servers: false, .. }
+        ));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
     doctor,
     handing::{
         Of,
-        heir::{Heir, Offered},
+        heir::{Heir, Offered, Received},
         successor::{Asked, ITSELF, Predecessor, Prepared, Sockets, Upgraded},
     },
     haproxy::Haproxy,
@@ -253,14 +253,14 @@ async fn serve(
     }
     // Files may be on a disk that does not answer. That must not keep the signals from ending the program.
     let preparing = spawn_blocking(move || Opened::with(config, &SERVICES, inherited));
-    let prepared = tokio::select! {
+    let mut prepared = tokio::select! {
         prepared = preparing => prepared.map_err(io::Error::other)??,
         name = signals.until_told() => {
             tracing::info!("{name}: stopping, before files and addresses were opened");
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let mut handed = Vec::new();
+    let mut handed = Received::default();
     if let Some(heir) = heir.clone() {
         let splices = !args.copy_only;
         let named = |listener: &ListenerConfig| (listener.name.to_string(), listener.protocol.name().to_owned());
@@ -274,6 +274,9 @@ async fn serve(
         control.take_file(path);
         haproxy.take_file();
     }
+    let Received { connections: handed, servers } = handed;
+    prepared.know(&servers);
+    prepared.listen()?; // the kernel checks the programs for a second
     let legs = handed.iter().flat_map(|handed| handed.about.recorded()).collect();
     let last = handed.iter().filter_map(|handed| handed.about.flow()).max().unwrap_or(0);
     let splicer = match open(args, prepared.config(), (legs, last)) {
@@ -480,12 +483,12 @@ async fn take_connections(heir: Arc<Heir>, mut handed: Vec<Handed>, server: &Ser
     let _ = spawn_blocking(move || heir.until_closed()).await;
 }
 
-/// Checks the machine, and waits until the process that hands over has let go. Returns the connections that it hands over.
+/// Checks the machine, and waits until the process that hands over has let go. Returns what it hands over.
 fn take_over(
     heir: &Heir,
     listeners: &[(String, String)],
     (splices, intercepts): (bool, bool),
-) -> Result<Vec<Handed>, String> {
+) -> Result<Received, String> {
     if splices && heir.splices() {
         heir.check_tables()?;
         doctor::attach_for_trial().map_err(|why| format!("this program cannot splice here: {why}"))?;

@@ -1,7 +1,10 @@
 //! Pools of servers behind plugs, through the real program: connections that are spliced count, servers are killed under load, and
 //! a reload changes the pool. Needs root, eBPF and Python, and fails without.
 
-use crate::running::{AT_ONCE, Running, Setting, eventually, listener};
+use crate::{
+    running::{AT_ONCE, Running, Setting, eventually, listener},
+    upgrade::Dynasty,
+};
 use longsplice_lab::{
     ChildGuard, Family, Namespace, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
@@ -312,6 +315,36 @@ fn operators_drain_servers_and_change_their_weights() {
     assert!(unknown.contains("no pool has a server db/192.0.2.1:1"), "{unknown}");
     drop(clients);
     proxy.stop(&setting.pins[0]);
+}
+
+/// One server is drained, one has another weight, and one is down: the next process knows all of it.
+#[test]
+#[ignore = "root"]
+fn an_upgrade_hands_over_what_is_known_of_servers() {
+    let family = Family::V4;
+    let setting = Setting::new(&plug(family, &SERVERS, "check = { interval = 1 }\nslow_start = 600"));
+    let _servers = SERVERS[..2].iter().map(|port| server(&setting.lab.server, family, *port)).collect::<Vec<_>>();
+    let mut dynasty = Dynasty::of(setting.start());
+    let [first, second, _] = SERVERS.map(|port| format!("db/{}", name(family, port)));
+    let state = |dynasty: &Dynasty, n: usize| members(&dynasty.first)[n].0.clone();
+    eventually("the third is down", || (state(&dynasty, 2) == "down").then_some(()));
+    drop((client(&setting, family), client(&setting, family)));
+    dynasty.first.client(&["drain", &first]);
+    dynasty.first.client(&["weight", &second, "5"]);
+    let is_idle = || members(&dynasty.first).iter().all(|(_, _, connections)| *connections == 0).then_some(());
+    eventually("both are over", is_idle);
+    let all = |dynasty: &Dynasty| dynasty.first.client(&["pools", "--json"]);
+    let before = all(&dynasty);
+    for _ in 0..2 {
+        dynasty.upgrade(&[]);
+        assert_eq!(all(&dynasty), before);
+    }
+    dynasty.first.client(&["undrain", &first]);
+    dynasty.first.client(&["weight", &second]);
+    assert_eq!(members(&dynasty.first)[..2], [("up".into(), 1, 0), ("up".into(), 1, 0)]);
+    let _third = server(&setting.lab.server, family, SERVERS[2]);
+    eventually("the third is up", || (state(&dynasty, 2) == "up").then_some(()));
+    dynasty.stop();
 }
 
 /// Clients beyond the limit wait, and get the places of those that end, spliced or not.

@@ -1,7 +1,7 @@
 //! A process that keeps the listening sockets of the program, and hears of it: socket activation and notifications, as systemd does
 //! them.
 
-use crate::running::{LONGSPLICE, Running, Setting, connect, listener, loopback_echo, round_trip};
+use crate::running::{AT_ONCE, LONGSPLICE, Running, Setting, connect, eventually, listener, loopback_echo, round_trip};
 use longsplice_lab::{
     Family,
     topology::{FORWARDER_TO_CLIENT, SERVER},
@@ -13,11 +13,12 @@ use nix::{
 use std::{
     fs,
     io::{Read, Write},
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::{fd::AsRawFd, unix::net::UnixDatagram},
     process::Command,
     time::{Duration, Instant},
 };
+use test_case::test_case;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -127,12 +128,13 @@ fn the_supervisor_hears_of_an_upgrade() {
 }
 
 /// The connections of both processes are spliced, and those that came between them, too.
-#[test]
+#[test_case("1000"; "when_due")]
+#[test_case("\"at-once\""; "at_once")]
 #[ignore = "root"]
-fn a_client_that_comes_after_a_crash_is_spliced() {
+fn a_client_that_comes_after_a_crash_is_spliced(splice: &str) {
     let at = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
     let target = SERVER.port(Family::V4, 7020);
-    let more = format!("target = \"{target}\"\npolicy = {{ splice = 1000 }}");
+    let more = format!("target = \"{target}\"\npolicy = {{ splice = {splice} }}");
     let setting = Setting::new(&listener("plug", &at.to_string(), &more));
     setting.echo(target);
     let supervisor = Supervisor::new(setting.lab.forwarder.run(|| TcpListener::bind(at)).unwrap());
@@ -154,4 +156,34 @@ fn a_client_that_comes_after_a_crash_is_spliced() {
     round_trip(&mut first, &[5; 100_000]);
     drop((first, second));
     proxy.stop(&setting.pins[0]);
+}
+
+/// A start takes a second, for the kernel checks the programs. Clients wait in that time, and are spliced.
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn clients_may_connect_before_the_programs_are_loaded(family: Family) {
+    let (at, target) = (FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7020));
+    let setting = Setting::new(&listener("plug", &at.to_string(), &format!("target = \"{target}\"\n{AT_ONCE}")));
+    setting.echo(target);
+    // the moment may pass on a busy machine
+    for _ in 0..10 {
+        let pins = setting.pins[0].path().to_owned();
+        assert!(!pins.exists());
+        let client = setting.lab.client.spawn(move || {
+            let client = eventually("a connection", || TcpStream::connect_timeout(&at, PATIENCE).ok());
+            (client, !pins.exists())
+        });
+        let mut proxy = setting.start();
+        let (mut client, is_early) = client.join().unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        round_trip(&mut client, &[7; 100_000]);
+        proxy.wait_flow("spliced");
+        drop(client);
+        proxy.stop(&setting.pins[0]);
+        if is_early {
+            return;
+        }
+    }
+    panic!("no client could connect before the programs were loaded");
 }

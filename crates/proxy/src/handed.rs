@@ -58,6 +58,54 @@ pub struct Counted {
     pub next: Vec<(String, u64)>,
 }
 
+/// What is known of a server of a pool, and what an operator has told it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KnownServer {
+    /// Name of the pool.
+    pub pool: String,
+    /// Address of the server in the configuration.
+    pub name: String,
+    /// What it was told last.
+    pub duty: Duty,
+    /// The weight that it was told, and the one that the configuration had then.
+    pub weight: Option<[u32; 2]>,
+    /// Its health.
+    pub health: KnownHealth,
+    /// When it came back.
+    pub back: Option<Moment>,
+    /// Number of times that it was chosen.
+    pub chosen: u64,
+    /// Number of times that it has failed.
+    pub failed: u64,
+}
+
+/// What an operator has told a server last, besides its weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Duty {
+    /// To take its share.
+    #[default]
+    Serve,
+    /// To take nothing new.
+    Drain,
+    /// The same, and that it is not checked.
+    Maintain,
+}
+
+/// Health of a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KnownHealth {
+    /// Number of requests and connections that have failed since the last good one.
+    pub failures: u32,
+    /// It was taken out after failures, and has this time left in milliseconds.
+    pub out: Option<u64>,
+    /// Checks say that it is down.
+    pub down: bool,
+}
+
 /// A point in time that two processes of the machine share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment(Duration);

@@ -24,6 +24,7 @@ use crate::{
     },
     counters::{CounterValues, ListenerValues, tcp_memory},
     events::Events,
+    handed::KnownServer,
     inherited::{Inherited, OfListener},
     limits::{CONNECTIONS, Counted},
     log::access_log::AccessLog,
@@ -144,6 +145,22 @@ impl Prepared {
     /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Lets clients connect from now on, and wait until the start is over. Those of a start that fails are reset.
+    pub fn listen(&mut self) -> Result<(), StartError> {
+        for (listener, socket) in self.config.listeners.iter().zip(&mut self.sockets) {
+            // an intercepted connection needs its rule, and one that is shown its client a record from its SYN on
+            if let Some(socket) = socket.as_mut().filter(|_| listener.intercepts.is_none() && !listener.shows_clients) {
+                socket.listen().map_err(cannot_listen(listener.listen))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with what another process has known of servers of pools.
+    pub fn know(&self, servers: &[KnownServer]) {
+        commanded::know(&self.pools, servers);
     }
 
     /// Listens, and starts to serve connections on these workers.
@@ -418,6 +435,11 @@ impl Server {
     /// Returns what there is to see of the pools.
     pub fn pools(&self) -> Vec<PoolValues> {
         commanded::values(&self.shared.opened().pools)
+    }
+
+    /// Returns what is known of the servers of pools, for another process.
+    pub fn known_servers(&self) -> Vec<KnownServer> {
+        commanded::known(&self.shared.opened().pools)
     }
 
     /// Tells a server of a pool something: `POOL/HOST:PORT`, or `HOST:PORT` for that of all pools. Returns how many were told, if there

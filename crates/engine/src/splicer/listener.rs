@@ -16,7 +16,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
     sync::{Arc, OnceLock, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -24,12 +24,17 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// with a pause between. Sockets that last for microseconds may hold the address.
 const LISTEN_TRIES: u32 = 40;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
+/// Length of the queue of clients: the kernel's usual limit.
+const QUEUE: i32 = 4096;
+/// Time after which a handshake is over that began before the data path heard of the listener: the kernel repeats its answer for 63 s.
+const EARLY: Duration = Duration::from_secs(70);
 
 /// A bound socket, for [`Splicer::listen_on`]. Binding it first shows a wrong address before the data path is loaded.
 #[derive(Debug)]
 pub struct BoundSocket {
     socket: Socket,
-    /// Connections may be in its queue already, without the options that accepted sockets inherit.
+    /// Connections may be in its queue already: the data path has not seen their SYNs, and they may lack the options that accepted
+    /// sockets inherit.
     has_listened: bool,
 }
 
@@ -61,8 +66,8 @@ impl BoundSocket {
     }
 
     /// Takes a listener that the caller has bound, or has received from the process that started it
-    /// (socket activation). Connections that arrived before [`Splicer::listen_on`] are copied, not
-    /// spliced. Returns [`io::ErrorKind::InvalidInput`] if it is not a TCP listener, or if it is an
+    /// (socket activation). Connections that arrived before [`Splicer::listen_on`] are adopted when
+    /// a splice is due. Returns [`io::ErrorKind::InvalidInput`] if it is not a TCP listener, or if it is an
     /// IPv6 listener that accepts IPv4 connections too: set IPV6_V6ONLY, and use one listener for each.
     pub fn from_listener(listener: std::net::TcpListener) -> io::Result<BoundSocket> {
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
@@ -80,6 +85,13 @@ impl BoundSocket {
         inheritable(&socket)?;
         Ok(BoundSocket { socket, has_listened: true })
     }
+
+    /// Lets clients connect already, and wait until somebody accepts: for a start that takes time. Errors are those of listen(2).
+    pub fn listen(&mut self) -> io::Result<()> {
+        self.socket.listen(QUEUE)?;
+        self.has_listened = true;
+        Ok(())
+    }
 }
 
 /// Sets the options that accepted sockets inherit.
@@ -94,7 +106,8 @@ pub struct Listener {
     to_copy: bool,
     /// See [`Splicer::listen_adopting`].
     adopts: bool,
-    has_listened: bool,
+    /// Until when connections may come that began before the data path heard of this.
+    early: Option<Instant>,
     /// What intercepts its connections, whose they are, and the index of its rule there, if it is not awaited by its address.
     tpot: Option<(Arc<Tpot>, TpotWhose, Option<u32>)>,
     /// See [`Listener::pipeline`].
@@ -153,12 +166,13 @@ impl Listener {
         let pipeline = self.pipeline.get();
         let (socket, remote) = if let Some(pipeline) = pipeline { pipeline.beside(next).await } else { next.await }?;
         self.splicer.engine().opened(&socket);
-        if self.has_listened {
+        let is_early = self.early.is_some_and(|until| Instant::now() < until);
+        if is_early {
             inheritable(&SockRef::from(&socket))?;
         }
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
         let mut leg = Leg::idle(socket, remote, local, self.to_copy.then_some(Refusal::Policy));
-        if self.adopts {
+        if self.adopts || is_early && self.is_unknown(&leg) {
             leg = leg.without_record();
         }
         leg.opened.is_shown = self.shows_clients;
@@ -169,6 +183,12 @@ impl Listener {
         }
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
+    }
+
+    /// Returns whether a leg has to be adopted, since the data path has not seen its SYN.
+    fn is_unknown(&self, leg: &Leg) -> bool {
+        let may_adopt = !self.to_copy && !self.shows_clients && self.tpot.is_none();
+        may_adopt && self.splicer.datapath().is_some_and(|d| d.leg(&leg.tuple()).is_none())
     }
 
     /// Returns whether no segment of the host will find the leg's socket: the address is not ours, the connection is in no tunnel,
@@ -317,7 +337,8 @@ impl Splicer {
     /// made for them are not spliced either, and the data path does no work for any of them.
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
-        patiently(|| socket.listen(4096)).await?;
+        patiently(|| socket.listen(QUEUE)).await?;
+        let early = has_listened.then(|| Instant::now() + EARLY);
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register_shared(Arc::new(socket.into()), Interest::READABLE)?;
         let (splicer, pipeline) = (self.clone(), OnceLock::new());
@@ -326,7 +347,7 @@ impl Splicer {
             splicer,
             to_copy,
             adopts,
-            has_listened,
+            early,
             tpot: None,
             pipeline,
             shows_clients,

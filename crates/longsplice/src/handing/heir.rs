@@ -1,9 +1,12 @@
 //! The side of the new process: it takes everything over from the one that has started it.
 
-use super::{CONNECTIONS, LEAST, MOST_IN_HAND_OF_ALL, MOST_SOCKETS, Message, Of, Offer, Pair, Takes, VERSION, reason};
+use super::{
+    CONNECTIONS, LEAST, MOST_IN_HAND_OF_ALL, MOST_SERVERS, MOST_SOCKETS, Message, Of, Offer, Pair, Takes, VERSION,
+    reason,
+};
 use longsplice_datapath::AbiId;
 use longsplice_proxy::{
-    handed::{About, Handed},
+    handed::{About, Handed, KnownServer},
     inherited::{Inherited, OfListener},
 };
 use nix::{
@@ -39,6 +42,15 @@ pub struct Heir {
     pair: Pair,
     offer: Offer,
     serves: AtomicBool,
+}
+
+/// What it says of connections and servers.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// Connections, for [`Heir::are_ours`].
+    pub connections: Vec<Handed>,
+    /// What is known of servers of pools.
+    pub servers: Vec<KnownServer>,
 }
 
 /// The sockets that it has offered.
@@ -133,9 +145,9 @@ impl Heir {
         self.offer.tables.is_some()
     }
 
-    /// Says that nothing is left that can fail, and waits until the other process has let go, or has died. Returns the connections
-    /// that come with that, for [`Heir::are_ours`]. `listeners`: names and protocols; `splices`: whether this process does.
-    pub fn prepared(&self, listeners: &[(String, String)], splices: bool) -> Result<Vec<Handed>, String> {
+    /// Says that nothing is left that can fail, and waits until the other process has let go, or has died. Returns what
+    /// comes with that. `listeners`: names and protocols; `splices`: whether this process does.
+    pub fn prepared(&self, listeners: &[(String, String)], splices: bool) -> Result<Received, String> {
         let limit = Duration::from_secs(self.offer.within).max(OFFER);
         let program = env!("CARGO_PKG_VERSION").to_owned();
         let takes = (self.offer.connections == CONNECTIONS).then(|| self.takes(splices));
@@ -144,14 +156,18 @@ impl Heir {
             let (name, protocol) = (name.clone(), protocol.clone());
             let _ = self.pair.say(&Message::Listens { name, protocol }, &[], limit);
         }
-        let _ = self.pair.say(&Message::Prepared { program, takes }, &[], limit);
+        let _ = self.pair.say(&Message::Prepared { program, takes, servers: true }, &[], limit);
         tracing::info!("prepared to take over");
-        let (mut all, mut bytes) = (Vec::new(), 0);
+        let (mut all, mut bytes) = (Received::default(), 0);
         let until = Instant::now() + limit;
         loop {
             let (about, in_hand, sockets) = match self.pair.hear(until) {
                 Ok(Some((Message::Commit, _))) => return Ok(all),
                 Ok(Some((Message::Connection { about, in_hand }, sockets))) => (about, in_hand, sockets),
+                Ok(Some((Message::Servers { known }, _))) if all.servers.len() + known.len() <= MOST_SERVERS => {
+                    all.servers.extend(known);
+                    continue;
+                }
                 Ok(Some((other, _))) => return Err(format!("the process that hands over says {other:?}")),
                 Ok(None) => break,
                 Err(e) => return Err(format!("the process that hands over does not let go: {e}")),
@@ -161,13 +177,13 @@ impl Heir {
             let (Some(about), Some(_)) = (known, takes.filter(|_| bytes <= MOST_IN_HAND_OF_ALL)) else {
                 return Err("the process that hands over says of a connection what is not understood".into());
             };
-            if all.len() >= MOST_CONNECTIONS {
+            if all.connections.len() >= MOST_CONNECTIONS {
                 return Err("the process that hands over has too many connections".into());
             }
             let [up, down] = in_hand.map(|n| self.pair.receive_all(n, until));
             match (up, down) {
                 (Ok(Some(up)), Ok(Some(down))) => {
-                    all.push(Handed { about, sockets, in_hand: [up.into(), down.into()] });
+                    all.connections.push(Handed { about, sockets, in_hand: [up.into(), down.into()] });
                 }
                 (Ok(_), Ok(_)) => break,
                 (Err(e), _) | (_, Err(e)) => return Err(format!("the process that hands over stops short: {e}")),

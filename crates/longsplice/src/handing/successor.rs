@@ -1,13 +1,14 @@
 //! The side of the running process: it starts another one, and hands everything over.
 
 use super::{
-    CONNECTIONS, LONGEST, MOST_IN_HAND, MOST_IN_HAND_OF_ALL, MOST_SOCKETS, Message, Of, Offer, Pair, Takes, VERSION,
+    CONNECTIONS, LONGEST, MOST_IN_HAND, MOST_IN_HAND_OF_ALL, MOST_SERVERS, MOST_SOCKETS, Message, Of, Offer, Pair,
+    SERVERS_AT_ONCE, Takes, VERSION,
 };
 use longsplice_datapath::AbiId;
 use longsplice_engine::{HandedOver, Splicer};
 use longsplice_proxy::{
     Server,
-    handed::{Handed, Wanted},
+    handed::{Handed, KnownServer, Wanted},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -191,7 +192,8 @@ impl Predecessor {
         let (go, mut stay) = select(connections, new.wanted.as_ref());
         let (taken, go) = (go.len(), Arc::new(go));
         let of_new = go.clone();
-        let committed = spawn_blocking(move || new.commit(&of_new, limit)).await;
+        let servers = self.server.known_servers();
+        let committed = spawn_blocking(move || new.commit(&servers, &of_new, limit)).await;
         let committed = committed.map_err(|e| e.to_string()).and_then(|committed| committed);
         // whoever has sent them has ended
         let go = Arc::into_inner(go).unwrap_or_default();
@@ -275,6 +277,8 @@ struct Successor {
     program: String,
     /// Which connections it takes, if it takes any.
     wanted: Option<Wanted>,
+    /// It wants to know what is known of servers.
+    wants_servers: bool,
 }
 
 /// Kills the process when it is dropped, unless it was taken out.
@@ -324,7 +328,8 @@ impl Successor {
         }
         let child = command.spawn().map_err(|e| format!("cannot start {}: {e}", binary.display()))?;
         drop(command); // its end of the pair
-        let mut new = Successor { child: Started(Some(child)), pair, program: String::new(), wanted: None };
+        let mut new =
+            Successor { child: Started(Some(child)), pair, program: String::new(), wanted: None, wants_servers: false };
         offer.sockets = sockets.len();
         let said = new.pair.say(&Message::Offer(offer), &[], limit).and_then(|()| {
             let say = |(of, socket): &(Of, OwnedFd)| {
@@ -340,8 +345,8 @@ impl Successor {
                 Message::Listens { name, protocol } if listeners.len() < MOST_SOCKETS => {
                     listeners.insert(name, protocol);
                 }
-                Message::Prepared { program, takes } => {
-                    new.program = program;
+                Message::Prepared { program, takes, servers } => {
+                    (new.program, new.wants_servers) = (program, servers);
                     break takes;
                 }
                 other => return Err(format!("the new program says what was not asked: {other:?}")),
@@ -357,13 +362,14 @@ impl Successor {
     }
 
     /// Lets it serve, and go on with these connections. It takes commands once the pair is closed.
-    fn commit(mut self, connections: &[Outgoing], limit: Duration) -> Result<Pair, String> {
+    fn commit(mut self, servers: &[KnownServer], connections: &[Outgoing], limit: Duration) -> Result<Pair, String> {
         let until = Instant::now() + limit;
         let deaf = |e: io::Error| format!("the new program does not listen: {e}");
         // One that has given up says why, which is still to be heard.
-        let said = connections.iter().try_for_each(|one| self.send(one, until));
-        let left = until.saturating_duration_since(Instant::now());
-        let said = said.and_then(|()| self.pair.say(&Message::Commit, &[], left));
+        let left = || until.saturating_duration_since(Instant::now());
+        let said =
+            self.tell_of(servers, left).and_then(|()| connections.iter().try_for_each(|one| self.send(one, until)));
+        let said = said.and_then(|()| self.pair.say(&Message::Commit, &[], left()));
         if let Err(e) = said {
             return Err(self.hear(Instant::now() + ENDS).map_or_else(|why| why, |_| deaf(e)));
         }
@@ -379,6 +385,15 @@ impl Successor {
             let _ = thread::Builder::new().name("successor".into()).spawn(move || child.wait());
         }
         Ok(self.pair)
+    }
+
+    /// Says what is known of servers, if it wants to know.
+    fn tell_of(&self, servers: &[KnownServer], left: impl Fn() -> Duration) -> io::Result<()> {
+        let servers = &servers[..if self.wants_servers { servers.len().min(MOST_SERVERS) } else { 0 }];
+        let all = servers.chunks(SERVERS_AT_ONCE).map(|some| Message::Servers { known: some.to_vec() });
+        // names may be longer than they usually are: that must not keep the rest from being handed over
+        let mut texts = all.filter_map(|all| serde_json::to_vec(&all).ok().filter(|text| text.len() <= LONGEST));
+        texts.try_for_each(|text| self.pair.send(&text, &[], left()))
     }
 
     /// Sends a connection.

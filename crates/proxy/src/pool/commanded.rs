@@ -1,7 +1,11 @@
-//! What operators see of pools, and tell their servers. It lasts until the program ends, over reloads as well.
+//! What operators see of pools, and tell their servers. It lasts until the program ends, over reloads and
+//! upgrades as well.
 
-use super::{Member, Pool, Pools, ServerHealth};
-use crate::events::Kind;
+use super::{Member, Pool, Pools, ServerHealth, State, lock};
+use crate::{
+    events::Kind,
+    handed::{Duty, KnownServer, Moment},
+};
 use serde::Serialize;
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
@@ -18,17 +22,8 @@ pub enum Tell {
     Weigh(Option<u16>),
 }
 
-/// What an operator has told a server last, besides its weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Duty {
-    Serve,
-    Drain,
-    Maintain,
-}
-
 impl Duty {
-    pub fn of(told: u8) -> Duty {
+    fn of(told: u8) -> Duty {
         match told {
             1 => Duty::Drain,
             2 => Duty::Maintain,
@@ -149,6 +144,49 @@ impl Member {
             }
         };
         tracing::info!("pool {}: {} {told}, as it was told", self.pool, self.name);
+    }
+}
+
+impl Member {
+    fn known(&self, now: Instant) -> KnownServer {
+        let State { back, health, chosen, failed, told, .. } = &*self.state;
+        let weight = Some(told.load(Relaxed)).filter(|told| *told > 0).map(|told| [told & 0xffff, told >> 16]);
+        KnownServer {
+            pool: self.pool.to_string(),
+            name: self.name.to_string(),
+            duty: self.duty(),
+            weight,
+            health: lock(health).known(now),
+            back: lock(back).map(Moment::from),
+            chosen: chosen.load(Relaxed),
+            failed: failed.load(Relaxed),
+        }
+    }
+
+    fn know(&self, known: &KnownServer, now: Instant) {
+        let State { back, health, chosen, failed, duty, told, .. } = &*self.state;
+        duty.store(known.duty as u8, Relaxed);
+        let weight = known.weight.filter(|both| both.iter().all(|weight| *weight <= u32::from(u16::MAX)));
+        told.store(weight.map_or(0, |[weight, configured]| configured << 16 | weight), Relaxed);
+        lock(health).go_on(known.health, &self.limits, now);
+        *lock(back) = known.back.map(Instant::from);
+        chosen.store(known.chosen, Relaxed);
+        failed.store(known.failed, Relaxed);
+    }
+}
+
+/// Returns what is known of all servers, for another process.
+pub(crate) fn known(pools: &Pools) -> Vec<KnownServer> {
+    let now = Instant::now();
+    pools.values().flat_map(|pool| &pool.members).map(|member| member.known(now)).collect()
+}
+
+/// Goes on with what another process has known of those that it had as well, before any of them is used.
+pub(crate) fn know(pools: &Pools, all: &[KnownServer]) {
+    let now = Instant::now();
+    for known in all {
+        let members = pools.get(&known.pool).into_iter().flat_map(|pool| &pool.members);
+        members.filter(|member| *member.name == *known.name).for_each(|member| member.know(known, now));
     }
 }
 

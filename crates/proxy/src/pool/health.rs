@@ -4,8 +4,8 @@
 //! The next one after that is a trial: it brings the server back, or takes it out again. Checks, if configured, take a
 //! server down after `fall` consecutive failures, and bring it up after `rise` consecutive good results. It starts up.
 
-use crate::config::pool::HealthLimits;
-use std::time::Instant;
+use crate::{config::pool::HealthLimits, handed::KnownHealth};
+use std::time::{Duration, Instant};
 
 /// A change of state, as seen by requests or by checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +55,18 @@ impl Health {
         self.out.is_some()
     }
 
+    /// Returns what another process has to know.
+    pub fn known(&self, now: Instant) -> KnownHealth {
+        let left = |until: Instant| u64::try_from(until.saturating_duration_since(now).as_millis()).unwrap_or(u64::MAX);
+        KnownHealth { failures: self.failures, out: self.out.map(left), down: self.down }
+    }
+
+    /// Goes on with what another process has known. `limits`: no time out is longer than these say.
+    pub fn go_on(&mut self, KnownHealth { failures, out, down }: KnownHealth, limits: &HealthLimits, now: Instant) {
+        let out = out.map(|left| now + Duration::from_millis(left).min(limits.out));
+        *self = Health { failures, out, down, streak: 0 };
+    }
+
     /// Records a request that was answered.
     pub fn succeeded(&mut self) -> Option<Change> {
         self.failures = 0;
@@ -90,7 +102,6 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     const LIMITS: HealthLimits = HealthLimits { failures: 2, out: Duration::from_secs(10), rise: 2, fall: 3 };
 
@@ -116,6 +127,31 @@ mod tests {
         assert_eq!(run(&[false, false, true, false, true]), [Some(Change::Down), None, None, None, None]);
         assert_eq!(run(&[true, false]), [Some(Change::Up), None]);
         assert_eq!(h.state(t), ServerHealth::Up);
+    }
+
+    #[test]
+    fn another_process_goes_on() {
+        let t = Instant::now();
+        let after = |s| t + Duration::from_secs(s);
+        let mut h = Health::default();
+        let mut next = Health::default();
+        assert_eq!([0; 3].map(|_| h.checked(&LIMITS, false)), [None, None, Some(Change::Down)]);
+        next.go_on(h.known(t), &LIMITS, t);
+        assert_eq!(next.state(t), ServerHealth::Down);
+        assert_eq!([0; 2].map(|_| next.checked(&LIMITS, true)), [None, Some(Change::Up)]);
+        assert_eq!([t; 2].map(|t| next.failed(&LIMITS, t)), [None, Some(Change::Down)]);
+        let (known, mut last) = (next.known(after(4)), Health::default());
+        assert_eq!(known, KnownHealth { failures: 2, out: Some(6000), down: false });
+        last.go_on(known, &LIMITS, after(5));
+        assert_eq!((last.state(after(10)), last.state(after(11))), (ServerHealth::Out, ServerHealth::Up));
+        assert!(last.is_on_trial());
+        assert_eq!(
+            (last.failed(&LIMITS, after(12)), last.state(after(13))),
+            (None, ServerHealth::Out),
+            "once is enough"
+        );
+        last.go_on(KnownHealth { out: Some(u64::MAX), ..known }, &LIMITS, t);
+        assert_eq!(last.state(after(10)), ServerHealth::Up, "not for longer than the limit");
     }
 
     #[test]
