@@ -264,7 +264,7 @@ pub struct RunArgs {
     pub peer: Vec<String>,
 
     /// When to splice: never, at once, or after this many bytes were copied, both directions
-    /// together [default: 32768, from which on splicing takes less time than copying].
+    /// together [default: 32768]. docs/bench.md says from how many on it takes less time than copying.
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<SpliceWhen>,
 
@@ -756,7 +756,7 @@ network namespace uses the same tables and does not disturb these flows.
 the configuration of longsplice.service: longsplice.toml(5)
 .TP
 /run/longsplice/control\-INODE.sock
-control socket, mode 0600
+control socket, mode 0600 unless the configuration gives it to a group
 .TP
 /sys/fs/bpf/longsplice/net\-INODE/
 pinned links and maps of the data path; \fBlongsplice stop \-\-flush\fR removes them

@@ -171,7 +171,7 @@ impl Reloader {
         let haproxy = self.haproxy.clone();
         let prepare = move || {
             let config = configure(&args)?;
-            let next = haproxy.prepare(config.haproxy.as_deref()).map_err(|e| no_haproxy(&config, &e))?;
+            let next = haproxy.prepare((config.haproxy.as_deref(), config.control_access)).map_err(|e| no_haproxy(&config, &e))?;
             Ok::<_, String>((config, next))
         };
         let (config, next) = spawn_blocking(prepare).await.map_err(|e| e.to_string())??;

@@ -32,19 +32,19 @@
 //! when the process exits
 //! ```
 //! A request that fails is answered with `{"version":1,"error":"..."}`. `done` means that the request was handed to the
-//! flow; `ls` shows whether the flow was spliced. There is no authentication: the socket has mode 0600, and any process that
+//! flow; `ls` shows whether the flow was spliced. There is no authentication: the socket has mode 0600, unless the configuration gives it to a group, and any process that
 //! can open it can use all requests.
 
 use crate::{
     args::TRACE_SECONDS_MAX,
     configuring::Reloader,
     handing::successor::Asked,
-    socket_file::{SocketFile, listen_at},
+    socket_file::{SocketFile, give, listen_at},
     telling,
     which::{Chosen, PAGE, Which},
 };
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
-use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, Tell, events::Wanted};
+use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, SocketAccess, Tell, events::Wanted};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
@@ -274,8 +274,8 @@ type Spare = Arc<Mutex<Option<OwnedFd>>>;
 
 impl Control {
     /// Listens on `path`.
-    pub fn bind(path: &Path) -> io::Result<Control> {
-        let (listener, file) = listen_at(path)?;
+    pub fn bind(path: &Path, access: SocketAccess) -> io::Result<Control> {
+        let (listener, file) = listen_at(path, access)?;
         Control::new(listener, Some(file))
     }
 
@@ -292,7 +292,11 @@ impl Control {
     }
 
     /// Makes the file this process's, if it was that of an earlier one.
-    pub fn take_file(&mut self, path: &Path) {
+    pub fn take_file(&mut self, path: &Path, access: SocketAccess) {
+        // the other process may have had another one
+        if let Err(error) = give(path, access) {
+            tracing::warn!("cannot change who may open the control socket: {error}");
+        }
         self.file.get_or_insert_with(|| SocketFile(path.to_owned()));
     }
 

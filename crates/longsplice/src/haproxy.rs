@@ -10,11 +10,11 @@ mod answers;
 mod figures;
 mod info;
 
-use crate::socket_file::{SocketFile, listen_at};
+use crate::socket_file::{SocketFile, give, listen_at};
 use answers::Clerk;
 use longsplice_engine::Splicer;
 use longsplice_proxy::{
-    Server,
+    Server, SocketAccess,
     haproxy::{Command, LINE_MAX, TooMuch, parse, split},
 };
 use std::{
@@ -88,13 +88,16 @@ impl Open {
 
 impl Haproxy {
     /// Listens, if the configuration names a path; at the socket of an earlier process, if that has the same.
-    pub fn open(path: Option<&Path>, offered: Option<(PathBuf, StdListener)>) -> io::Result<Haproxy> {
+    pub fn open(
+        (path, access): (Option<&Path>, SocketAccess),
+        offered: Option<(PathBuf, StdListener)>,
+    ) -> io::Result<Haproxy> {
         let (open, left) = match (path, offered) {
             (Some(path), Some((of_earlier, socket))) if path == of_earlier => {
                 (Some(Open::new(path.to_owned(), socket, None)?), None)
             }
             (Some(path), offered) => {
-                let (socket, file) = listen_at(path)?;
+                let (socket, file) = listen_at(path, access)?;
                 (Some(Open::new(path.to_owned(), socket, Some(file))?), offered)
             }
             (None, offered) => (None, offered),
@@ -104,8 +107,11 @@ impl Haproxy {
     }
 
     /// Makes the file this process's, if it was that of an earlier one, and removes the one that this process does not need.
-    pub fn take_file(&self) {
+    pub fn take_file(&self, access: SocketAccess) {
         if let Some(open) = &*self.now.borrow() {
+            if let Err(error) = give(&open.path, access) {
+                tracing::warn!("cannot change who may open {}: {error}", open.path.display());
+            }
             lock(&open.file).get_or_insert_with(|| SocketFile(open.path.clone()));
         }
         drop(lock(&self.left).take().map(SocketFile));
@@ -126,12 +132,12 @@ impl Haproxy {
     }
 
     /// Binds what a configuration to come needs. Blocks, if somebody listens there and does not accept.
-    pub fn prepare(&self, path: Option<&Path>) -> io::Result<Next> {
+    pub fn prepare(&self, (path, access): (Option<&Path>, SocketAccess)) -> io::Result<Next> {
         if self.now.borrow().as_ref().map(|open| &*open.path) == path {
             return Ok(Next::Same);
         }
         let open = |path: &Path| {
-            let (socket, file) = listen_at(path)?;
+            let (socket, file) = listen_at(path, access)?;
             Open::new(path.to_owned(), socket, Some(file))
         };
         path.map(open).transpose().map(Next::Other)

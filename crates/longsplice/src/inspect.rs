@@ -71,6 +71,9 @@ fn report(flow: &Value) -> String {
         "splices",
         &flow["splices"].as_u64().map_or("not known: of an earlier process".into(), |n| n.to_string()),
     );
+    if let Some(processes) = flow["processes"].as_u64().filter(|n| *n > 1) {
+        page.line("processes", &format!("{processes}, with this one"));
+    }
     page.line("refusal", &if flow["refusal"].is_string() { text(flow, "refusal") } else { "none".into() });
     if let Ok(path) = PathFinding::deserialize(&flow["path"]) {
         page.line("measured", &path.to_string());

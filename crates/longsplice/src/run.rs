@@ -233,20 +233,20 @@ async fn serve(
 ) -> Outcome {
     // Signals come first: one that arrives during the start must shut the proxy down cleanly, too.
     let mut signals = Signals::new()?;
-    let leave = config.leave_flows_on_stop;
+    let (leave, access) = (config.leave_flows_on_stop, config.control_access);
     let (heir, offered) = taken.map_or((None, Offered::default()), |(heir, offered)| (Some(heir), offered));
     // Bind this before the listeners: if the socket is taken, another
     // process runs, and clients meant for it must not reach us.
     let mut control = match offered.control.filter(|_| heir.as_ref().is_some_and(|heir| heir.has_control(path))) {
         Some(socket) => Control::at(socket),
-        None => Control::bind(path),
+        None => Control::bind(path, access),
     }
     .map_err(|e| no_control(path, &e))?;
     let admin = match &config.admin {
         Some(of) => Some(admin(of, offered.admin).await.map_err(|e| no_admin(&config, of.listen, &e))?),
         None => None,
     };
-    let haproxy = Haproxy::open(config.haproxy.as_deref(), offered.haproxy).map_err(|e| no_haproxy(&config, &e))?;
+    let haproxy = Haproxy::open((config.haproxy.as_deref(), access), offered.haproxy).map_err(|e| no_haproxy(&config, &e))?;
     let haproxy = Arc::new(haproxy);
     for at in inherited.unused(&config) {
         tracing::warn!("no listener has the address {at} of an inherited socket: its clients get no answer");
@@ -271,8 +271,8 @@ async fn serve(
             taken = taking => taken.map_err(io::Error::other)??,
             name = signals.until_told() => return Err(format!("{name}, before anything was handed over").into()),
         };
-        control.take_file(path);
-        haproxy.take_file();
+        control.take_file(path, access);
+        haproxy.take_file(access);
     }
     let Received { connections: handed, servers } = handed;
     prepared.know(&servers);

@@ -1,13 +1,14 @@
-//! Unix sockets with a name in the file system, for our user only: those that operators' tools connect to.
+//! Unix sockets with a name in the file system: those that operators' tools connect to.
 
 use crate::paths;
+use longsplice_proxy::SocketAccess;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use std::{
     fs, io,
     os::{
         fd::AsRawFd,
         unix::{
-            fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+            fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown},
             net::UnixListener as StdListener,
         },
     },
@@ -28,9 +29,9 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens on `path`, for our user only. An existing file is replaced only if it is a socket without a listener.
-pub fn listen_at(path: &Path) -> io::Result<(StdListener, SocketFile)> {
-    make_directory(path)?;
+/// Listens on `path`, for those who have access. An existing file is replaced only if it is a socket without a listener.
+pub fn listen_at(path: &Path, access: SocketAccess) -> io::Result<(StdListener, SocketFile)> {
+    make_directory(path, access)?;
     match paths::connect(path) {
         Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -48,11 +49,21 @@ pub fn listen_at(path: &Path) -> io::Result<(StdListener, SocketFile)> {
     let _ = fs::remove_file(&new); // left by an earlier process with our number
     bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
     let new = SocketFile(new);
-    fs::set_permissions(&new.0, fs::Permissions::from_mode(0o600))?;
+    give(&new.0, access)?;
     listen(&fd, Backlog::new(WAITING)?)?;
     // A second name, and not another one, or the file of a process that has begun to listen meanwhile would be lost.
     fs::hard_link(&new.0, path)?;
     Ok((StdListener::from(fd), SocketFile(path.to_owned())))
+}
+
+/// Lets those open it who have access.
+pub fn give(socket: &Path, SocketAccess { group, mode }: SocketAccess) -> io::Result<()> {
+    // nobody has more rights than are meant in between
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
+    if let Some(group) = group {
+        chown(socket, None, Some(group)).map_err(|e| io::Error::new(e.kind(), format!("cannot give it to group {group}: {e}")))?;
+    }
+    fs::set_permissions(socket, fs::Permissions::from_mode(mode))
 }
 
 /// Fails if there is a file that is no socket.
@@ -66,12 +77,12 @@ pub fn check_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates the usual directory of the socket if it is missing, with access for our user only; another one has to be there. The
-/// owner is checked, because any user can create files in /tmp.
-fn make_directory(socket: &Path) -> io::Result<()> {
+/// Creates the usual directory of the socket if it is missing, for our user only unless others have access; another one has to be
+/// there. The owner is checked, because any user can create files in /tmp.
+fn make_directory(socket: &Path, access: SocketAccess) -> io::Result<()> {
     if let Some(dir) = directory(socket)
         && is_usual(socket)
-        && let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
+        && let Err(e) = fs::DirBuilder::new().mode(if access == SocketAccess::default() { 0o700 } else { 0o711 }).create(dir)
         && e.kind() != io::ErrorKind::AlreadyExists
     {
         return Err(e);

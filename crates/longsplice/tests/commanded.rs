@@ -1,14 +1,18 @@
 //! Flows that are listed and ended by conditions: `longsplice ls` and `longsplice kill`.
 
-use crate::running::{AT_ONCE, Control, Running, Setting, connect, eventually, listener, longsplice, round_trip};
+use crate::running::{AT_ONCE, Control, LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, round_trip};
 use longsplice_lab::{
     Family,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use serde_json::{Value, json};
 use std::{
+    fs::{self, Permissions},
     io::{ErrorKind, Read},
     net::TcpStream,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+    process::{Command, Output},
 };
 
 const FRONT: u16 = 7000;
@@ -43,6 +47,60 @@ fn listed(proxy: &Running, options: &[&str]) -> Vec<u64> {
 
 fn is_reset(mut client: TcpStream) -> bool {
     matches!(client.read(&mut [0]), Err(error) if error.kind() == ErrorKind::ConnectionReset)
+}
+
+/// Asks the process whose control socket this is, as another user who is in this group.
+fn ask_as_member(control: &Path, group: u32) -> Output {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", &format!("--groups={group}"), "--", LONGSPLICE]);
+    command.args(["ls", "--control"]).arg(control).output().unwrap()
+}
+
+/// The control sockets belong to a group, whose members may use them; and to another one after an upgrade.
+#[test]
+#[ignore = "root"]
+fn members_of_a_group_may_use_the_control_socket() {
+    const GROUPS: [u32; 2] = [59_901, 59_902];
+    let dir = tempfile::tempdir().unwrap();
+    let (file, socket) = (dir.path().join("longsplice.toml"), dir.path().join("control.sock"));
+    for path in [dir.path(), Path::new(LONGSPLICE)] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let configure = |more: &str| {
+        let haproxy = dir.path().join("haproxy.sock");
+        let control = format!("[control]\nhaproxy = {haproxy:?}\n{more}\n");
+        fs::write(&file, control + &listener("socks5", "127.0.0.1:0", "")).unwrap();
+        haproxy
+    };
+    let start = || {
+        let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+        Running::start(Command::new(LONGSPLICE), Some(&socket), &arguments, &[])
+    };
+    let may = |group: u32| {
+        let out = ask_as_member(&socket, group);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert!(out.status.success() || said.contains("ermission denied"), "{said}");
+        out.status.success()
+    };
+    let haproxy = configure("");
+    let mut proxy = start();
+    assert_eq!(GROUPS.map(may), [false; 2]);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+    configure(&format!("group = \"{}\"", GROUPS[0]));
+    let mut proxy = start();
+    assert_eq!(GROUPS.map(may), [true, false]);
+    let of = fs::metadata(&haproxy).unwrap();
+    assert_eq!((of.gid(), of.mode() & 0o777), (GROUPS[0], 0o660));
+    configure(&format!("group = \"{}\"\nmode = \"0660\"", GROUPS[1]));
+    let refused = proxy.client_error(&["reload"]);
+    assert!(refused.contains("control"), "{refused}");
+    proxy.client(&["upgrade"]);
+    assert!(proxy.wait().success(), "{}", proxy.messages());
+    assert_eq!(GROUPS.map(may), [false, true]);
+    assert_eq!(fs::metadata(&haproxy).unwrap().gid(), GROUPS[1]);
+    proxy.client(&["stop"]);
+    eventually("its end", || (!socket.exists()).then_some(()));
 }
 
 #[test]

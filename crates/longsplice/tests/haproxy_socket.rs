@@ -414,10 +414,10 @@ fn the_configuration_is_judged() {
     );
     wrong("[control]\nhaproxy = \"/\"\n", &format!("{place}no name of a file"));
     wrong("[control]\nhaproxy = 7\n", place);
-    wrong("control = 7\n", "a table with the keys path and haproxy");
+    wrong("control = 7\n", "a table with the keys path, haproxy, group and mode");
     wrong(
         "[control]\nhaprocsy = \"x\"\n",
-        "longsplice.toml:2:1: unknown field `haprocsy`, expected `path` or `haproxy`",
+        "longsplice.toml:2:1: unknown field `haprocsy`, expected one of `path`, `haproxy`, `group`, `mode`",
     );
     let both = format!("{}path = \"{}\"\n", local.control("c.sock"), local.path("c.sock").display());
     wrong(&both, &format!("{place}the control socket has this path"));

@@ -216,6 +216,8 @@ fn flows_without_sockets_are_shown_and_those_of_an_earlier_process() {
         let id = scene.wait_state(client, "released");
         let flow = scene.inspect(&id);
         assert_eq!((&flow["processes"], &flow["splices"]), (&2.into(), &1.into()));
+        let report = scene.proxy.client(&["inspect", &id]);
+        assert!(report.contains("  processes        2, with this one\n"), "{report}");
         assert_eq!(shown(&flow), before, "nothing has moved");
     }
 }

@@ -121,8 +121,9 @@ impl Keys for File {
             }
             FileKey::Tpot => self.tpot = Some(table.next_value()?),
             FileKey::Control => {
-                let RawControl { path, haproxy } = self.fixed("control", table.next_value()?);
-                (self.config.control, self.haproxy) = (path, haproxy);
+                let control: RawControl = self.fixed("control", table.next_value()?);
+                self.config.control_access = control.access();
+                (self.config.control, self.haproxy) = (control.path, control.haproxy);
             }
             FileKey::Admin => self.config.admin = Some(self.fixed::<RawAdmin>("admin", table.next_value()?).into()),
             FileKey::SourcePorts => {

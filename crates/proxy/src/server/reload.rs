@@ -183,7 +183,7 @@ impl Server {
             ("splice", now.splice == next.splice),
             ("source_ports", engine.source_ports == other.source_ports),
             ("source", engine.sources == other.sources),
-            ("control", now.control == next.control),
+            ("control", (&now.control, now.control_access) == (&next.control, next.control_access)),
             ("admin", now.admin == next.admin),
             ("tpot", now.tpot == next.tpot),
         ] {
