@@ -3,6 +3,7 @@
 use crate::{
     args::{Format, RunArgs},
     haproxy::Haproxy,
+    supervisor::Store,
 };
 use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::SpliceWhen;
@@ -98,6 +99,7 @@ pub struct Reloader {
     /// The server whose configuration it is.
     pub server: Arc<Server>,
     haproxy: Arc<Haproxy>,
+    store: Arc<Store>,
     /// Whether spliced flows continue when the program stops.
     leave: Arc<AtomicBool>,
     /// One reload or upgrade at a time. How the process that serves now is asked to reload, if another one does.
@@ -119,9 +121,16 @@ impl Turn {
 
 impl Reloader {
     /// `leave`: whether spliced flows continue when the program stops.
-    pub fn new(args: &RunArgs, (server, haproxy): (Arc<Server>, Arc<Haproxy>), leave: bool) -> Reloader {
+    pub fn new(args: &RunArgs, (server, haproxy, store): (Arc<Server>, Arc<Haproxy>, Store), leave: bool) -> Reloader {
         let turn = Arc::default();
-        Reloader { args: Arc::new(args.clone()), server, haproxy, leave: Arc::new(leave.into()), turn }
+        Reloader {
+            args: Arc::new(args.clone()),
+            server,
+            haproxy,
+            store: store.into(),
+            leave: Arc::new(leave.into()),
+            turn,
+        }
     }
 
     /// Waits for reloads that were asked for before, and lets none begin.
@@ -171,7 +180,9 @@ impl Reloader {
         let haproxy = self.haproxy.clone();
         let prepare = move || {
             let config = configure(&args)?;
-            let next = haproxy.prepare((config.haproxy.as_deref(), config.control_access)).map_err(|e| no_haproxy(&config, &e))?;
+            let next = haproxy
+                .prepare((config.haproxy.as_deref(), config.control_access))
+                .map_err(|e| no_haproxy(&config, &e))?;
             Ok::<_, String>((config, next))
         };
         let (config, next) = spawn_blocking(prepare).await.map_err(|e| e.to_string())??;
@@ -179,7 +190,15 @@ impl Reloader {
         let reloaded = self.server.reload(config, enforce).await.map_err(|e| e.to_string())?;
         self.haproxy.put(next);
         self.leave.store(leave, Relaxed);
+        self.store().await;
         Ok(reloaded)
+    }
+
+    /// Lets the service manager keep the sockets at which the server listens now.
+    pub async fn store(&self) {
+        let (store, server) = (self.store.clone(), self.server.clone());
+        // a panic there changes nothing here
+        let _ = spawn_blocking(move || store.keep(&server)).await;
     }
 
     /// Reopens the access log, and reloads if there is a file.

@@ -17,7 +17,8 @@ use crate::{
         successor::{Asked, ITSELF, Predecessor, Prepared, Sockets, Upgraded},
     },
     haproxy::Haproxy,
-    memory, paths, socket_file, supervisor,
+    memory, paths, socket_file,
+    supervisor::{self, Store},
 };
 use longsplice_datapath::{give_large_blocks_back, try_tpot};
 use longsplice_engine::{OpenOptions, Refusal, Splicer, Tpot, Tuple};
@@ -57,12 +58,14 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
         return check(args, control);
     }
     if !args.take_over {
-        return begin(args, control, (supervisor::inherited()?, None));
+        let (inherited, store) = supervisor::inherited()?;
+        return begin(args, control, (inherited, store, None));
     }
     let (heir, mut offered) = Heir::begin()?;
     let heir = Arc::new(heir);
+    let store = Store::of_earlier(offered.bound());
     let inherited = offered.inherited()?.with_caches(heir.caches());
-    let outcome = begin(args, control, (inherited, Some((heir.clone(), offered))));
+    let outcome = begin(args, control, (inherited, store, Some((heir.clone(), offered))));
     outcome.as_ref().err().into_iter().for_each(|why| heir.refuse(&why.to_string()));
     outcome
 }
@@ -70,13 +73,13 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
 /// What another process hands over to this one.
 type Taken = Option<(Arc<Heir>, Offered)>;
 
-fn begin(args: &RunArgs, control: Option<&Path>, (inherited, taken): (Inherited, Taken)) -> Outcome {
+fn begin(args: &RunArgs, control: Option<&Path>, (inherited, store, taken): (Inherited, Store, Taken)) -> Outcome {
     let config = configure(args)?;
     raise_descriptor_limit();
     let path = control_path(&config, control)?;
     let workers = Workers::start()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(serve(args, (config, inherited, taken), &path, &workers));
+    let outcome = runtime.block_on(serve(args, (config, inherited, store, taken), &path, &workers));
     // a thread that waits for a disk would be waited for
     runtime.shutdown_background();
     outcome
@@ -227,7 +230,7 @@ fn announce_devices(splicer: &Splicer) {
 
 async fn serve(
     args: &RunArgs,
-    (config, inherited, taken): (Config, Inherited, Taken),
+    (config, inherited, store, taken): (Config, Inherited, Store, Taken),
     path: &Path,
     workers: &Workers,
 ) -> Outcome {
@@ -246,7 +249,8 @@ async fn serve(
         Some(of) => Some(admin(of, offered.admin).await.map_err(|e| no_admin(&config, of.listen, &e))?),
         None => None,
     };
-    let haproxy = Haproxy::open((config.haproxy.as_deref(), access), offered.haproxy).map_err(|e| no_haproxy(&config, &e))?;
+    let haproxy =
+        Haproxy::open((config.haproxy.as_deref(), access), offered.haproxy).map_err(|e| no_haproxy(&config, &e))?;
     let haproxy = Arc::new(haproxy);
     for at in inherited.unused(&config) {
         tracing::warn!("no listener has the address {at} of an inherited socket: its clients get no answer");
@@ -300,7 +304,7 @@ async fn serve(
             return Err(e.into());
         }
     };
-    let reloader = Reloader::new(args, (server.clone(), haproxy.clone()), leave);
+    let reloader = Reloader::new(args, (server.clone(), haproxy.clone(), store), leave);
     let (stop, mut stops) = mpsc::unbounded_channel();
     let (upgrade, mut upgrades) = mpsc::unbounded_channel();
     let orders = Orders { stop, upgrade };
@@ -313,6 +317,7 @@ async fn serve(
         take_connections(heir, handed, &server).await;
     }
     supervisor::ready().await;
+    reloader.store().await;
     let live = tokio::spawn(supervisor::live());
     let office = Office { control, admin, haproxy };
     let predecessor =
@@ -432,9 +437,6 @@ impl Office {
 async fn replace(predecessor: &Predecessor, prepared: Prepared, asked: Asked) -> Result<(), String> {
     let upgraded = predecessor.finish(prepared).await;
     let successor = upgraded.as_ref().map_or_else(|failed| failed.restarted, |upgraded| Some(upgraded.process));
-    if let Some(process) = successor {
-        supervisor::replaced_by(process).await;
-    }
     match &upgraded {
         Ok(Upgraded { process, program, left, taken, stay, .. }) => {
             predecessor.server.events().handed_over(*process, program, (*left, *taken), *stay);

@@ -61,7 +61,8 @@ pub fn give(socket: &Path, SocketAccess { group, mode }: SocketAccess) -> io::Re
     // nobody has more rights than are meant in between
     fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
     if let Some(group) = group {
-        chown(socket, None, Some(group)).map_err(|e| io::Error::new(e.kind(), format!("cannot give it to group {group}: {e}")))?;
+        chown(socket, None, Some(group))
+            .map_err(|e| io::Error::new(e.kind(), format!("cannot give it to group {group}: {e}")))?;
     }
     fs::set_permissions(socket, fs::Permissions::from_mode(mode))
 }
@@ -82,7 +83,8 @@ pub fn check_file(path: &Path) -> io::Result<()> {
 fn make_directory(socket: &Path, access: SocketAccess) -> io::Result<()> {
     if let Some(dir) = directory(socket)
         && is_usual(socket)
-        && let Err(e) = fs::DirBuilder::new().mode(if access == SocketAccess::default() { 0o700 } else { 0o711 }).create(dir)
+        && let Err(e) =
+            fs::DirBuilder::new().mode(if access == SocketAccess::default() { 0o700 } else { 0o711 }).create(dir)
         && e.kind() != io::ErrorKind::AlreadyExists
     {
         return Err(e);

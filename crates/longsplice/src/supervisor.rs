@@ -1,10 +1,30 @@
 //! The process that has started this one, such as systemd: listening sockets that it keeps for us (sd_listen_fds(3)), and what it is
 //! told (sd_notify(3)). Without one, nothing here does anything.
+//!
+//! It keeps sockets of two kinds: those that it has opened itself (longsplice.socket), and those that this program has opened and
+//! stored with it ([`Store`]), which the next process gets if this one dies.
 
 use listenfd::ListenFd;
-use longsplice_proxy::inherited::Inherited;
+use longsplice_proxy::{Server, inherited::Inherited};
+use rustix::{
+    cmsg_space,
+    net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+        sendmsg_addr, socket_with,
+        sockopt::{Timeout, set_socket_timeout},
+    },
+};
 use sd_notify::NotifyState;
-use std::{io, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, io,
+    io::IoSlice,
+    mem::MaybeUninit,
+    net::TcpListener,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 use tokio::{
     task::spawn_blocking,
     time::{MissedTickBehavior, interval, timeout},
@@ -13,17 +33,91 @@ use tokio::{
 /// Longest time that the other process is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How the names of stored sockets begin. Their addresses follow.
+const STORED: &str = "longsplice-";
+
 /// Takes the sockets that were handed to this process. Call it before there are other threads: it changes the environment.
-pub fn inherited() -> io::Result<Inherited> {
+pub fn inherited() -> io::Result<(Inherited, Store)> {
+    let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names: Vec<&str> = names.split(':').collect();
     let mut all = ListenFd::from_env();
-    let mut sockets = Vec::new();
+    let (mut theirs, mut stored) = (Vec::new(), Vec::new());
     for n in 0..all.len() {
+        let is_stored = names.get(n).is_some_and(|name| name.starts_with(STORED));
         match all.take_tcp_listener(n) {
-            Ok(socket) => sockets.extend(socket),
+            Ok(socket) if is_stored => stored.extend(socket),
+            Ok(socket) => theirs.extend(socket),
             Err(error) => tracing::warn!("cannot use descriptor {} of LISTEN_FDS: it is left alone: {error}", 3 + n),
         }
     }
-    Inherited::new(sockets)
+    let store = Store(Mutex::new(Stored { names: stored.iter().filter_map(name_of).collect(), is_known: true }));
+    Ok((Inherited::new(theirs)?.with_stored(stored)?, store))
+}
+
+/// The listening sockets of this program that the service manager keeps for the next process.
+#[derive(Debug)]
+pub struct Store(Mutex<Stored>);
+
+#[derive(Debug)]
+struct Stored {
+    names: BTreeSet<String>,
+    /// They are known to be stored. The process that has handed over may have stored none.
+    is_known: bool,
+}
+
+impl Store {
+    /// Starts with what the process has that hands over.
+    pub fn of_earlier<'a>(sockets: impl IntoIterator<Item = &'a TcpListener>) -> Store {
+        Store(Mutex::new(Stored { names: sockets.into_iter().filter_map(name_of).collect(), is_known: false }))
+    }
+
+    /// Stores the sockets at which the server listens, and removes others. Blocks for a second per socket at most if nobody reads.
+    pub fn keep(&self, server: &Server) {
+        let Some(manager) = env::var_os("NOTIFY_SOCKET") else { return };
+        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sockets = match server.own_sockets() {
+            Ok(sockets) => sockets,
+            Err(error) => {
+                return tracing::warn!("cannot store listening sockets: clients are refused after a crash: {error}");
+            }
+        };
+        let now: BTreeMap<_, _> = sockets.into_iter().filter_map(|socket| Some((name_of(&socket)?, socket))).collect();
+        let gone =
+            stored.names.iter().filter(|name| !now.contains_key(*name)).map(|name| ("FDSTOREREMOVE", name, None));
+        let is_new = |name: &String| !stored.is_known || !stored.names.contains(name);
+        let new = now.iter().filter(|(name, _)| is_new(name)).map(|(name, socket)| ("FDSTORE", name, Some(socket)));
+        for (what, name, socket) in gone.chain(new) {
+            if let Err(error) = send(manager.as_bytes(), &format!("{what}=1\nFDNAME={name}\n"), socket) {
+                tracing::warn!(
+                    "cannot tell the service manager of socket {name}: clients may be refused after a crash: {error}"
+                );
+            }
+        }
+        *stored = Stored { names: now.into_keys().collect(), is_known: true };
+    }
+}
+
+/// Returns the name of a socket. The service manager takes no colon.
+fn name_of(socket: &TcpListener) -> Option<String> {
+    socket.local_addr().ok().map(|at| format!("{STORED}{at}").replace(':', "_"))
+}
+
+/// Sends a message to the service manager, with a descriptor or without (sd_notify(3)).
+fn send(manager: &[u8], text: &str, with: Option<&TcpListener>) -> io::Result<()> {
+    let to = match manager {
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        path => SocketAddrUnix::new(path)?,
+    };
+    let from = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&from, Timeout::Send, Some(PATIENCE))?;
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    let sockets: Vec<_> = with.iter().map(|socket| socket.as_fd()).collect();
+    if !sockets.is_empty() && !rights.push(SendAncillaryMessage::ScmRights(&sockets)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no room for a descriptor"));
+    }
+    sendmsg_addr(&from, &to, &[IoSlice::new(text.as_bytes())], &mut rights, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// Says that clients are served.

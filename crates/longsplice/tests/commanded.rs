@@ -1,6 +1,8 @@
 //! Flows that are listed and ended by conditions: `longsplice ls` and `longsplice kill`.
 
-use crate::running::{AT_ONCE, Control, LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, round_trip};
+use crate::running::{
+    AT_ONCE, Control, LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, round_trip,
+};
 use longsplice_lab::{
     Family,
     topology::{FORWARDER_TO_CLIENT, SERVER},

@@ -10,11 +10,19 @@ use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::signal::Signal,
 };
+use rustix::{
+    cmsg_space,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+};
 use std::{
     fs,
-    io::{Read, Write},
+    io::{IoSliceMut, Read, Write},
+    mem::MaybeUninit,
     net::{SocketAddr, TcpListener, TcpStream},
-    os::{fd::AsRawFd, unix::net::UnixDatagram},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixDatagram,
+    },
     process::Command,
     time::{Duration, Instant},
 };
@@ -43,24 +51,58 @@ impl Supervisor {
     }
 
     /// The command that starts the program, by this shell.
-    fn command(&self, mut bash: Command) -> Command {
-        let fd = self.socket.as_raw_fd();
-        let script = format!("exec 3<&{fd}; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" \"$@\"");
+    fn command(&self, bash: Command) -> Command {
+        self.command_with(bash, &[])
+    }
+
+    /// The same, with sockets that the program has stored.
+    fn command_with(&self, mut bash: Command, stored: &[&TcpListener]) -> Command {
+        let all = [&[&self.socket], stored].concat();
+        let [mut descriptors, mut names] = [String::new(), "of-unit".to_owned()];
+        for (to, socket) in (3..).zip(&all) {
+            fcntl(*socket, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+            let fd = socket.as_raw_fd();
+            descriptors += &format!("exec {to}<&{fd}; ");
+            if fd > 2 + all.len() as i32 {
+                descriptors += &format!("exec {fd}<&-; "); // or the program would keep it open
+            }
+        }
+        for socket in stored {
+            names += &format!(":longsplice-{}", socket.local_addr().unwrap().to_string().replace(':', "_"));
+        }
+        let (number, program) = (all.len(), "exec \"$0\" \"$@\"");
+        let script = format!("{descriptors}export LISTEN_FDS={number} LISTEN_FDNAMES={names} LISTEN_PID=$$; {program}");
         bash.args(["-c", &script, LONGSPLICE]).env("NOTIFY_SOCKET", self.dir.path().join("notify"));
         bash.env("WATCHDOG_USEC", "100000");
         bash
     }
 
-    /// Waits until it is told this.
-    fn hears(&self, what: &str) {
-        let (mut text, end) = ([0; 256], Instant::now() + PATIENCE);
+    /// Waits until it is told something that begins like this. Returns the descriptor that comes with it.
+    fn hears(&self, what: &str) -> Option<OwnedFd> {
+        let end = Instant::now() + PATIENCE;
         loop {
-            let n = self.told.recv(&mut text).unwrap_or_else(|e| panic!("{what}: {e}"));
-            if text[..n].trim_ascii() == what.as_bytes() {
-                return;
+            let mut text = [0; 256];
+            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+            let mut with = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&self.told, &mut [IoSliceMut::new(&mut text)], &mut with, RecvFlags::CMSG_CLOEXEC);
+            let got = got.unwrap_or_else(|e| panic!("{what}: {e}"));
+            if text[..got.bytes].starts_with(what.as_bytes()) {
+                return with.drain().find_map(|with| match with {
+                    RecvAncillaryMessage::ScmRights(mut all) => all.next(),
+                    _ => None,
+                });
             }
             assert!(Instant::now() < end, "{what} is not heard");
         }
+    }
+
+    /// Waits until it is given a socket of this name.
+    fn stores(&self, name: &str) -> TcpListener {
+        self.hears(&format!("FDSTORE=1\nFDNAME={name}\n")).expect("a descriptor").into()
+    }
+
+    fn removes(&self, name: &str) {
+        self.hears(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
     }
 }
 
@@ -108,6 +150,55 @@ fn clients_wait_while_no_process_accepts() {
     proxy.signal(Signal::SIGTERM);
     supervisor.hears("STOPPING=1");
     proxy.wait();
+}
+
+/// The program stores its sockets, and the next process has those that it needs. The others are removed.
+#[test]
+fn the_supervisor_keeps_sockets_of_the_program() {
+    let of_supervisor = TcpListener::bind("127.0.0.1:0").unwrap();
+    let supervisor = Supervisor::new(of_supervisor);
+    let echo = loopback_echo();
+    let [v4, v6] = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap().local_addr().unwrap());
+    let file = supervisor.dir.path().join("longsplice.toml");
+    let configure = |all: &[SocketAddr]| {
+        let plug = |at: &SocketAddr| listener("plug", &at.to_string(), &format!("target = \"{echo}\""));
+        fs::write(&file, all.iter().map(plug).collect::<String>()).unwrap();
+    };
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let start = |stored: &[&TcpListener]| {
+        Running::start(supervisor.command_with(Command::new("bash"), stored), None, &arguments, &[])
+    };
+    let name = |at: SocketAddr| format!("longsplice-{at}").replace(':', "_");
+    let of_supervisor = supervisor.address();
+    configure(&[v4, v6, of_supervisor]);
+    let mut proxy = start(&[]);
+    let [first, second] = [v4, v6].map(|at| supervisor.stores(&name(at)));
+    assert_eq!([&first, &second].map(|socket| socket.local_addr().unwrap()), [v4, v6]);
+
+    proxy.kill();
+    let mut waiting = [v4, v6, of_supervisor].map(connect);
+    let mut proxy = start(&[&first, &second]);
+    waiting.iter_mut().for_each(|client| round_trip(client, b"I have waited"));
+    proxy.client(&["upgrade"]);
+    assert!(proxy.wait().success());
+    supervisor.hears("MAINPID=");
+    [v4, v6].iter().for_each(|at| drop(supervisor.stores(&name(*at)))); // the same, as far as the new process knows
+    configure(&[v4, of_supervisor]);
+    proxy.client(&["reload"]);
+    supervisor.removes(&name(v6));
+    drop(second);
+    assert!(TcpStream::connect(v6).is_err(), "it is closed");
+    proxy.client(&["stop"]);
+    supervisor.hears("STOPPING=1");
+
+    // what the configuration does not have any more
+    configure(&[of_supervisor]);
+    let mut proxy = start(&[&first]);
+    supervisor.removes(&name(v4));
+    drop(first);
+    assert!(TcpStream::connect(v4).is_err(), "it is closed");
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
 }
 
 /// Another program that takes over is the one to watch, and has the socket, too.

@@ -63,6 +63,14 @@ impl Inherited {
         Ok(Inherited { kept, ..Inherited::default() })
     }
 
+    /// Takes those as well that an earlier process has stored with the supervisor: they are this one's. Errors are those of
+    /// getsockname(2).
+    pub fn with_stored(self, sockets: Vec<TcpListener>) -> io::Result<Inherited> {
+        let of = || OfListener { name: String::new(), intercepts: None }; // by their addresses alone
+        let handed = sockets.into_iter().map(|socket| Ok(Handed { of: of(), at: socket.local_addr()?, socket }));
+        Ok(Inherited { handed: Mutex::new(handed.collect::<io::Result<_>>()?), ..self })
+    }
+
     /// Takes those of an earlier process as well. Errors are those of getsockname(2).
     pub fn with(self, sockets: Vec<(OfListener, TcpListener)>) -> io::Result<Inherited> {
         let handed = |(of, socket): (OfListener, TcpListener)| Ok(Handed { of, at: socket.local_addr()?, socket });

@@ -59,7 +59,9 @@ pub mod tpot;
 pub mod triggers;
 pub mod users;
 
-pub use config::{AdminConfig, CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, SocketAccess, Splicing};
+pub use config::{
+    AdminConfig, CacheConfig, Config, ConfigError, Http, ListenerConfig, Protocol, SocketAccess, Splicing,
+};
 pub use context::workers::Workers;
 pub use context::{Handler, Purge, Purged, Service};
 pub use counters::{CounterValues, Kind, ListenerValues, Metric};

@@ -326,6 +326,15 @@ impl Server {
         Ok(all)
     }
 
+    /// Returns other descriptors of the sockets that listeners have bound, and that no supervisor has opened.
+    pub fn own_sockets(&self) -> io::Result<Vec<TcpListener>> {
+        let kept = self.inherited.kept()?.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
+        let all = self.sockets()?.into_iter();
+        let bound = all.filter(|(of, _)| of.as_ref().is_some_and(|of| of.intercepts.is_none()));
+        let is_kept = |socket: &TcpListener| socket.local_addr().is_ok_and(|at| kept.contains(&at));
+        Ok(bound.map(|(_, socket)| socket).filter(|socket| !is_kept(socket)).collect())
+    }
+
     /// Returns the directories of caches that [`Server::leave_doors`] leaves.
     pub fn cache_dirs(&self) -> Vec<PathBuf> {
         let dir = |listener: &ListenerConfig| Some(listener.cache()?.dir.clone());

@@ -69,6 +69,11 @@ pub struct Offered {
 }
 
 impl Offered {
+    /// Returns the sockets that listeners had bound.
+    pub fn bound(&self) -> impl Iterator<Item = &TcpListener> {
+        self.listeners.iter().filter(|(of, _)| of.intercepts.is_none()).map(|(_, socket)| socket)
+    }
+
     /// Takes the listening sockets.
     pub fn inherited(&mut self) -> io::Result<Inherited> {
         Inherited::new(std::mem::take(&mut self.kept))?.with(std::mem::take(&mut self.listeners))

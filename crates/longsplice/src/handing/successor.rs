@@ -4,6 +4,7 @@ use super::{
     CONNECTIONS, LONGEST, MOST_IN_HAND, MOST_IN_HAND_OF_ALL, MOST_SERVERS, MOST_SOCKETS, Message, Of, Offer, Pair,
     SERVERS_AT_ONCE, Takes, VERSION,
 };
+use crate::supervisor;
 use longsplice_datapath::AbiId;
 use longsplice_engine::{HandedOver, Splicer};
 use longsplice_proxy::{
@@ -138,6 +139,7 @@ impl Predecessor {
         let (why, connections) = match self.commit(new, &sockets, (handed, connections), limit).await {
             Ok((upgraded, pair)) => {
                 drop(sockets);
+                supervisor::replaced_by(upgraded.process).await; // before the new one says anything to it
                 drop(pair); // at which the new one may close what it does not need, and bind it again
                 return Ok(upgraded);
             }
@@ -151,6 +153,7 @@ impl Predecessor {
         Err(match again {
             Ok((upgraded, pair)) => {
                 drop(sockets);
+                supervisor::replaced_by(upgraded.process).await;
                 drop(pair);
                 Failed { why, restarted: Some(upgraded.process) }
             }

@@ -49,7 +49,9 @@ impl FromStr for OfGroup {
         }
         match Group::from_name(name) {
             Ok(Some(group)) => Ok(OfGroup(group.gid.as_raw())),
-            Ok(None) => Err(format!("this machine has no group {name:?}: create it, or write another one, or its number")),
+            Ok(None) => {
+                Err(format!("this machine has no group {name:?}: create it, or write another one, or its number"))
+            }
             Err(error) => Err(format!("cannot look up group {name:?}: {error}")),
         }
     }
@@ -169,7 +171,11 @@ mod tests {
     #[test]
     fn wrong_access_is_told_where_it_stands() {
         for (control, at, why) in [
-            ("group = \"no such group\"", "2:9", "this machine has no group \"no such group\": create it, or write another one"),
+            (
+                "group = \"no such group\"",
+                "2:9",
+                "this machine has no group \"no such group\": create it, or write another one",
+            ),
             ("mode = \"0666\"", "2:8", "everybody on this machine could end connections: write \"0660\", and a group"),
             ("mode = \"0640\"", "2:8", "write \"0600\", or \"0660\" for the group as well"),
             ("mode = \"rw-rw----\"", "2:8", "write \"0600\""),
