@@ -59,7 +59,7 @@ mod sync;
 mod taps;
 mod types;
 
-pub use engine::events::{FlowEvent, FlowEventKind, FlowEvents};
+pub use engine::events::{FlowEvent, FlowEventKind, FlowEvents, Switches};
 #[doc(hidden)]
 pub use engine::handed::{FlowAbout, HandedFlow};
 pub use engine::recovered::{EarlierFlow, TakenUp};

@@ -18,7 +18,7 @@ use crate::{
     core::{Action, Progress},
     engine::{
         Engine, Leaving,
-        events::{FlowEventKind, FlowEvents},
+        events::{FlowEventKind, FlowEvents, Switches},
         flow::{Flow, Moment, Stop},
         ports::Ports,
         purpose::Purpose,
@@ -440,6 +440,11 @@ impl Splicer {
     /// one flow arrive in order, its end last. The engine never waits for a subscriber: see [`FlowEvents::dropped`].
     pub fn subscribe(&self) -> FlowEvents {
         self.engine().announcer.subscribe()
+    }
+
+    /// Returns how often flows of this process have changed hands.
+    pub fn switches(&self) -> Switches {
+        self.engine().announcer.switches()
     }
 
     /// Calls `f` with the record of each flow of an earlier process that ends, or has ended before, unless it was taken up

@@ -154,7 +154,7 @@ impl Reloader {
             return spawn_blocking(move || pass_on(enforce)).await.map_err(|e| e.to_string())?;
         }
         let result = self.try_reload(enforce).await;
-        self.server.events().reloaded(&result);
+        self.server.note_reload(&result);
         match &result {
             Ok(Reloaded { added, moved, removed, reset }) => {
                 let all = [("added", added), ("moved", moved), ("removed", removed)];

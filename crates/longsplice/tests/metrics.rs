@@ -79,6 +79,7 @@ fn what_is_counted_is_served() {
     let proxy = setting.start();
     drop(spliced(&setting, &proxy));
     proxy.flows_end();
+    proxy.client(&["reload"]);
     // nothing moves, between two looks that are alike
     let (counters, got) = eventually("values that are alike", || {
         let (before, got, after) = (proxy.counters(), metrics(&setting), proxy.counters());
@@ -123,6 +124,9 @@ fn what_is_counted_is_served() {
         let (own, all) = (labels.trim_start_matches(','), format!("listener=\"front\"{labels}"));
         let names = [all, format!("{own},listener=\"front\"")].map(|l| format!("longsplice_listener_{metric}{{{l}}}"));
         assert_eq!(names.iter().find_map(|name| got.get(name)).copied(), Some(value), "{names:?} of {got:?}");
+    }
+    for name in ["flows_spliced", "flows_taken_back", "reloads"] {
+        assert_eq!(of_proxy[name], 1, "{name}: {counters}");
     }
     for (name, least) in [
         ("longsplice_accepted_total", 1.0),

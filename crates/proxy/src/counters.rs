@@ -161,9 +161,17 @@ counters! {
     udp_unreachable,
     /// SOCKS: datagrams for which there was no room, here or in the kernel, or no route.
     udp_dropped,
+    /// Reloads of the configuration.
+    reloads,
+    /// Reloads that were refused, and have changed nothing.
+    reloads_refused,
     ;
     /// Connections that exist now.
     Gauge live,
+    /// Times that a flow or a message was spliced.
+    Counter flows_spliced,
+    /// Times that one was taken back, or came back when it ended.
+    Counter flows_taken_back,
     /// Bytes of memory that the kernel's TCP uses for queues, of all sockets of this machine. 0: unknown.
     Gauge tcp_memory,
     /// Handshakes between hosts that were given up: there were too many, or no answer arrived.

@@ -22,7 +22,7 @@ use crate::{
         watcher::{Means, Note, Triggers, watch_all},
         workers::Workers,
     },
-    counters::{CounterValues, ListenerValues, tcp_memory},
+    counters::{CounterValues, Counters, ListenerValues, tcp_memory},
     events::Events,
     handed::KnownServer,
     inherited::{Inherited, OfListener},
@@ -394,11 +394,14 @@ impl Server {
         let transparent = self.shared.splicer.transparent_counts();
         let paths = self.shared.splicer.path_changes();
         let conntrack = self.shared.splicer.conntrack_counts();
+        let switches = self.shared.splicer.switches();
         let values = self.shared.counters.values();
         let mut values = CounterValues {
             live: *self.shared.live.borrow(),
             tcp_memory: tcp_memory().unwrap_or(0),
             denied: values.denied + transparent.denied,
+            flows_spliced: switches.spliced,
+            flows_taken_back: switches.taken_back,
             given_up: transparent.given_up,
             handshakes_left: transparent.left,
             untracked: transparent.untracked,
@@ -434,6 +437,13 @@ impl Server {
     /// Returns whether no client is accepted any more.
     pub fn is_stopping(&self) -> bool {
         *self.stop.borrow()
+    }
+
+    /// Counts a reload, and tells those who listen to events.
+    pub fn note_reload(&self, result: &Result<reload::Reloaded, String>) {
+        let counters = &self.shared.counters;
+        Counters::add(if result.is_ok() { &counters.reloads } else { &counters.reloads_refused });
+        self.shared.events.reloaded(result);
     }
 
     /// Returns what tells of all that happens.

@@ -10,7 +10,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::SystemTime,
 };
@@ -123,9 +123,20 @@ impl Drop for FlowEvents {
     }
 }
 
-/// Announces the events of flows. Costs one look at a number while nobody subscribes.
+/// How often flows have changed hands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// Times that a flow was spliced.
+    pub spliced: u64,
+    /// Times that a flow was taken back, or came back when it ended.
+    pub taken_back: u64,
+}
+
+/// Announces the events of flows, and counts their switches. Costs one look at a number while nobody subscribes.
 #[derive(Default)]
 pub(crate) struct Announcer {
+    spliced: AtomicU64,
+    taken_back: AtomicU64,
     subscribers: Arc<AtomicUsize>,
     to: OnceLock<broadcast::Sender<FlowEvent>>,
 }
@@ -136,6 +147,11 @@ impl Announcer {
         let events = self.to.get_or_init(|| broadcast::Sender::new(UNREAD)).subscribe();
         self.subscribers.fetch_add(1, Relaxed);
         FlowEvents { events, dropped: 0, subscribers: self.subscribers.clone() }
+    }
+
+    /// Returns how often flows have changed hands.
+    pub fn switches(&self) -> Switches {
+        Switches { spliced: self.spliced.load(Relaxed), taken_back: self.taken_back.load(Relaxed) }
     }
 
     fn is_heard(&self) -> bool {
@@ -152,7 +168,7 @@ impl Announcer {
 
     /// Announces what a step of a flow has changed.
     pub fn step(&self, (flow, name): (u64, Option<&Arc<str>>), before: &Progress, now: &Progress) {
-        if !self.is_heard() {
+        if before.state == now.state && !self.is_heard() {
             return;
         }
         let is_forwarded = |state| matches!(state, FlowState::Spliced | FlowState::Released);
@@ -163,6 +179,12 @@ impl Announcer {
             (_, FlowState::Released) => Some(FlowEventKind::Released),
             (before, _) if is_forwarded(before) => Some(FlowEventKind::TakenBack),
             _ => None,
+        };
+        match moved {
+            // one that is released was spliced before, unless an earlier process has left it
+            Some(FlowEventKind::Spliced) if !is_forwarded(before.state) => self.spliced.fetch_add(1, Relaxed),
+            Some(FlowEventKind::TakenBack) => self.taken_back.fetch_add(1, Relaxed),
+            _ => 0,
         };
         moved.into_iter().chain(refused.map(FlowEventKind::Refused)).for_each(|kind| self.tell((flow, name), kind));
     }
@@ -219,5 +241,9 @@ mod tests {
         assert_eq!((events.next().await.map(|e| e.flow), events.dropped()), (Some(10), 10));
         drop(events);
         assert!(!announcer.is_heard());
+        announcer.step((7, None), &at(FlowState::Draining), &at(FlowState::Spliced));
+        announcer.step((7, None), &at(FlowState::Spliced), &refused);
+        announcer.step((8, None), &at(FlowState::Unsplicing), &refused);
+        assert_eq!(announcer.switches(), Switches { spliced: 2, taken_back: 2 }, "they are counted for nobody, too");
     }
 }
