@@ -306,6 +306,9 @@ impl Splicer {
             announcer: engine.announcer.clone(),
         });
         let id = flow.id;
+        if let Purpose::Streams(done) = &purpose {
+            done.begun(id, Pair::new(flow.source(), flow.legs.server.remote), &flow.info);
+        }
         engine.announcer.begin(&flow);
         if let Some(why) = engine.refusal() {
             engine.announcer.tell((id, flow.info.name.as_ref()), FlowEventKind::Refused(why));

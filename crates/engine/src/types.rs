@@ -396,6 +396,15 @@ pub struct FlowStatus {
     pub bytes_up: u64,
     /// Bytes from server to client so far, copied and spliced.
     pub bytes_down: u64,
+    /// Bytes of `bytes_up` that were forwarded while spliced.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub spliced_up: u64,
+    /// Bytes of `bytes_down` that were forwarded while spliced.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub spliced_down: u64,
+    /// Number of splices so far.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub splices: u32,
     /// Age in milliseconds.
     pub age_ms: u64,
     /// Number of processes that it has lived through, with this one.
@@ -576,6 +585,10 @@ pub struct RelayedMessage {
 
 /// Who is told of the end of a flow: a function with these arguments, for example.
 pub trait Finish: Send {
+    /// Called once, before a flow begins and anything else is said of it; not in another process that goes on with it. Must not
+    /// block. `hosts`: addresses of client and server.
+    fn begun(&self, _id: u64, _hosts: Pair<SocketAddr>, _info: &FlowInfo) {}
+
     /// A thread of the engine calls this once, with the record of the flow; it must not block.
     fn finish(self: Box<Self>, ended: Ended, info: &FlowInfo);
 

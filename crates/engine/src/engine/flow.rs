@@ -299,7 +299,8 @@ impl Flow {
             }),
         };
         let live = ends.map_or(Pair::both(0), |ends| ends.zip(now.since).map(|(end, since)| end.saturating_sub(since)));
-        let bytes = |from: Side| now.copied[from] + now.spliced[from] + live[from];
+        let spliced = |from: Side| now.spliced[from] + live[from];
+        let bytes = |from: Side| now.copied[from] + spliced(from);
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.clone().into_owned(),
@@ -314,6 +315,9 @@ impl Flow {
             stages: stages(now.state, self.info.protocol.clone()),
             bytes_up: bytes(Side::Client),
             bytes_down: bytes(Side::Server),
+            spliced_up: spliced(Side::Client),
+            spliced_down: spliced(Side::Server),
+            splices: now.splices,
             age_ms: self.began.age().as_millis() as u64,
             processes: self.processes,
             refusal: now.refusal,

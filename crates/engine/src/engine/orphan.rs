@@ -135,6 +135,8 @@ impl Orphan {
     pub fn status(&self) -> FlowStatus {
         let record = self.left.as_ref().map(|left| &left.record);
         let info = record.map(|record| record.info.clone());
+        let before = record.map_or(self.first.unwrap_or_default(), |record| record.copied);
+        let spliced = self.bytes.zip(before).map(|(now, before)| now.saturating_sub(before));
         let info = info.unwrap_or_else(|| FlowInfo::new("recovered", self.legs.server.remote.to_string()));
         FlowStatus {
             id: self.id,
@@ -150,6 +152,9 @@ impl Orphan {
             stages: stages(self.state(), info.protocol),
             bytes_up: self.bytes.client,
             bytes_down: self.bytes.server,
+            spliced_up: spliced.client,
+            spliced_down: spliced.server,
+            splices: record.map_or(1, |record| record.splices),
             age_ms: self.since.elapsed().as_millis() as u64,
             // without a record, at least one before this one
             processes: 1 + record.map_or(1, |record| record.processes),
