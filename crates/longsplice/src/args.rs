@@ -291,7 +291,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with_all = ["device", "xdp", "peer"])]
     pub copy_only: bool,
 
-    /// Format of the access log and of messages on standard error [default: text].
+    /// Format of the access log. With json, messages on standard error are JSON, too [default: text].
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<Format>,
 
@@ -492,6 +492,10 @@ pub enum Format {
     Text,
     /// One JSON object per line.
     Json,
+    /// The access log as web servers write it, the common format.
+    Common,
+    /// The same with referrer and user agent.
+    Combined,
 }
 
 /// Arguments of `longsplice counters`.

@@ -79,7 +79,17 @@ fn read(args: &RunArgs) -> Result<Config, ConfigError> {
     match args.log_format {
         Some(Format::Text) => config.log.format = LogFormat::Text,
         Some(Format::Json) => config.log.format = LogFormat::Json,
+        Some(Format::Common) => config.log.format = LogFormat::common(),
+        Some(Format::Combined) => config.log.format = LogFormat::combined(),
         None => {}
+    }
+    if let (Some(Format::Common | Format::Combined), true) = (args.log_format, config.log.tells_more()) {
+        let message = "such lines do not tell that a connection begins or goes on: remove it, or begin and interval";
+        return Err(ConfigError::Argument {
+            option: "--log-format",
+            value: "of web servers".into(),
+            message: message.into(),
+        });
     }
     config.leave_flows_on_stop |= args.leave_flows;
     config.connections.get_or_insert(CONNECTIONS.max(args.max_flows));

@@ -1,5 +1,6 @@
 //! All integration tests of this crate, a module for each subject.
 
+mod access_log;
 mod cache;
 mod capabilities;
 mod cli;

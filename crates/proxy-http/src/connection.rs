@@ -15,6 +15,7 @@ mod auth;
 mod exchange;
 mod fields;
 mod forward_request;
+mod line;
 mod read;
 mod refresh;
 mod site;
@@ -25,6 +26,7 @@ use alarm::Alarm;
 use bytes::Bytes;
 use fields::Current;
 use forward_request::{Held, RoutedRequest, To};
+use line::{extra_of, path_of};
 use longsplice_engine::{Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, accept::KNOWN, forward, path, reply::Reply};
 use longsplice_proxy::{
@@ -182,6 +184,7 @@ impl Row<'_> {
                     let mut record = self.record();
                     record.method = Some(request.method.clone());
                     record.uri = path_of(&request);
+                    record.extra = extra_of(&request, self.shared().wanted_of_requests());
                     let next = self.serve(&request, record, started).await;
                     (self.pending, self.answered) = (None, Instant::now());
                     next
@@ -411,19 +414,6 @@ impl Row<'_> {
 /// Refuses TRACE: its reply would disclose all fields, including cookies, to a script that made the client send it.
 fn no_trace(request: &Request) -> Result<(), (Fault, u16)> {
     if request.method == "TRACE" { Err((Fault::BadRequest("TRACE is not passed on".into()), 501)) } else { Ok(()) }
-}
-
-/// Returns the path of a request for the log, without the query.
-fn path_of(request: &Request) -> Option<String> {
-    /// More does not help to tell requests apart, and lines wait in memory.
-    const MOST: usize = 1024;
-    let whole = match &request.form {
-        Form::Origin(path) | Form::Absolute(_, path) => path,
-        Form::Asterisk => "*",
-        Form::Authority(_) => return None,
-    };
-    let path = whole.split_once('?').map_or(whole, |(path, _)| path);
-    Some(path.char_indices().take_while(|(at, _)| *at < MOST).map(|(_, c)| c).collect())
 }
 
 fn wrong(wrong: Wrong) -> (Fault, u16) {

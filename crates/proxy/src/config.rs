@@ -14,6 +14,7 @@ mod filter;
 pub mod ftp;
 mod handshake;
 mod intercepting;
+mod log;
 pub mod login;
 mod pages;
 pub mod plug;
@@ -337,6 +338,12 @@ impl Protocol {
     /// Returns the name for logs and lists.
     pub fn name(&self) -> &'static str {
         self.traits().name
+    }
+
+    /// Returns such a name for good; that of flows of which little is known if it is none.
+    pub(crate) fn name_of(name: &str) -> &'static str {
+        let known = ["socks5", "http", "tls", "ftp", "login", "plug", "transparent", "tpot"];
+        known.into_iter().find(|known| *known == name).unwrap_or("recovered")
     }
 
     /// Returns the users of the listener, if its clients can log in.

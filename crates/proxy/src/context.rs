@@ -24,7 +24,7 @@ use crate::{
     events::Events,
     limits::{Counted, Full, Slot},
     log::{
-        access_log::{AccessLog, Record},
+        access_log::{AccessLog, Event, Record, Wants},
         complaints::Complaints,
     },
     pool::Pools,
@@ -194,6 +194,19 @@ impl ServerContext {
     pub(crate) fn write(&self, record: Record) {
         self.events.line(&record);
         self.log.write(record);
+    }
+
+    /// Writes the line of a connection that begins to be relayed, if the log has such lines.
+    pub(crate) fn begins(&self, id: u64, record: impl FnOnce() -> Record) {
+        if self.log.tells_begins() {
+            let (id, event) = (Some(id), Some(Event::Begin));
+            self.log.write(Record { id, event, how: "", ..record() });
+        }
+    }
+
+    /// Returns which parts of requests the access log wants besides.
+    pub fn wanted_of_requests(&self) -> Wants {
+        self.log.wanted()
     }
 
     /// Returns what is open now.

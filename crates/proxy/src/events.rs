@@ -8,7 +8,7 @@
 
 use crate::{
     config::ListenerConfig,
-    log::access_log::{Record, rfc3339},
+    log::{access_log::Record, calendar::rfc3339},
 };
 use longsplice_engine::{FlowEvent, FlowEventKind, FlowEvents, Splicer};
 use serde::{Deserialize, Serialize};

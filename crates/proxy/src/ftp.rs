@@ -32,7 +32,7 @@ use crate::{
     counters::Counters,
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
-    log::access_log::Record,
+    log::access_log::{Record, ms_since},
     onward::{linger, write},
     pool::Lease,
     target::Target,
@@ -40,12 +40,13 @@ use crate::{
 use data::{Doors, End, Line, Plan};
 use line::{Command, LINE_MAX, LineError, MARK, ReplyLine, SYNCH, encode_line, parse_command, parse_reply_line};
 use login::Phase;
-use longsplice_engine::{EndReason, Ended, FlowInfo, Leftovers, Leg, LegOfProxy, Listener};
+use longsplice_engine::{EndReason, Ended, Finish, FlowInfo, Leftovers, Leg, LegOfProxy, Listener, Pair};
 use replies::Progress;
 pub use service::open;
 use std::{
     future::{pending, poll_fn},
     io,
+    net::SocketAddr,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -200,6 +201,28 @@ pub(crate) async fn serve(live: Live, front: &Front, ftp: &Ftp, (mut leg, buffer
     session.end(record, started);
 }
 
+/// What is kept of a session whose control connections are relayed.
+struct OfControl {
+    live: Arc<Live>,
+    record: Record,
+    lease: Option<Lease>,
+    started: Instant,
+}
+
+impl Finish for OfControl {
+    fn begun(&self, id: u64, _: Pair<SocketAddr>, _: &FlowInfo) {
+        let duration_ms = ms_since(self.started);
+        self.live.shared.begins(id, || Record { duration_ms, ..self.record.clone() });
+    }
+
+    fn finish(self: Box<Self>, ended: Ended, _: &FlowInfo) {
+        let OfControl { live, mut record, lease, started } = *self;
+        record.ended(&ended);
+        drop(lease);
+        write(&live, record, started);
+    }
+}
+
 impl Session<'_> {
     async fn run(&mut self) -> Next {
         if let Err(next) = self.greet().await {
@@ -250,13 +273,8 @@ impl Session<'_> {
         let Session { live, client, server: Some(server), front, lease, .. } = self else { return };
         Counters::add(&live.shared.counters.relayed);
         let left = Leftovers::new(client.buffer.rest(), server.buffer.rest());
-        let done = move |ended: Ended, _: &FlowInfo| {
-            let mut record = record;
-            record.ended(&ended);
-            drop(lease);
-            write(&live, record, started);
-        };
-        splicer.hand_over(client.leg, server.leg, left, front.policy.clone(), info, done);
+        let done = Box::new(OfControl { live, record, lease, started });
+        splicer.hand_over_to(client.leg, server.leg, left, front.policy.clone(), info, done);
     }
 
     fn server(&self) -> io::Result<&Leg> {

@@ -13,7 +13,10 @@ use crate::{
     counters::Counters,
     fault::Fault,
     log::access_log::{Record, ms_since},
-    onward::{dial::dial, of_flow::OfFlow},
+    onward::{
+        dial::dial,
+        of_flow::{Asked, OfFlow},
+    },
     pool::Lease,
     target::Target,
 };
@@ -116,7 +119,10 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         route: record.route.map(String::into_boxed_str),
         command: record.command,
         connect_ms: record.connect_ms,
-        http: record.method.map(|method| Box::new((exact(method), record.uri.map(exact), record.status))),
+        http: record.method.map(|method| {
+            let (uri, status, extra) = (record.uri.map(exact), record.status, record.extra);
+            Box::new(Asked { method: exact(method), uri, status, extra })
+        }),
         earlier: None,
     };
     let flow = shared.splicer.hand_over_to(client, server, left, front.policy.clone(), info, Box::new(done));

@@ -1,6 +1,7 @@
 //! The server: listens, accepts connections within the limits, and stops gracefully. Its configuration may change meanwhile
 //! ([`reload`]).
 
+mod alive;
 pub(crate) mod check;
 mod connection;
 mod door;
@@ -213,6 +214,7 @@ impl Prepared {
         let mut server = Server { shared, state, reloading, rings, stop, tasks, tpot, inherited };
         server.pull_triggers(notes);
         server.keep_tunnels();
+        server.tasks.push(server.shared.loads.runtime(0).spawn(alive::tell(server.shared.clone())));
         let mut state = lock(&server.state);
         server.tend(&mut state);
         server.inherited.close_unneeded();

@@ -92,7 +92,7 @@ impl StartError {
             StartError::Listen { addr, .. }
             | StartError::FixedOf(_, addr, _)
             | StartError::NotPrepared(_, addr, ..) => Some(addr.to_string()),
-            StartError::AccessLog { to: LogTarget::File(path), .. } => Some(path.display().to_string()),
+            StartError::AccessLog { to, .. } => Some(to.to_string()),
             StartError::Tap { dir, .. } | StartError::Cache { dir, .. } => Some(dir.display().to_string()),
             _ => None,
         }

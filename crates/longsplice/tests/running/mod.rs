@@ -165,6 +165,24 @@ impl Running {
 
     fn start_at(
         dir: tempfile::TempDir,
+        command: Command,
+        control: Option<&Path>,
+        arguments: &[&str],
+        more: &[&str],
+    ) -> Running {
+        let log = dir.path().join("access.log");
+        let arguments = [arguments, &["--access-log", log.to_str().unwrap()]].concat();
+        Running::launch(dir, command, control, &arguments, more)
+    }
+
+    /// Starts the proxy with a configuration that says where its access log goes.
+    pub fn logging_elsewhere(command: Command, configuration: &Path) -> Running {
+        let arguments = ["--config", configuration.to_str().unwrap()];
+        Running::launch(tempfile::tempdir().unwrap(), command, None, &arguments, &[])
+    }
+
+    fn launch(
+        dir: tempfile::TempDir,
         mut command: Command,
         control: Option<&Path>,
         arguments: &[&str],
@@ -180,7 +198,7 @@ impl Running {
         if !arguments.iter().chain(more).any(|argument| *argument == "--max-flows") {
             command.args(["--max-flows", "4096"]);
         }
-        command.arg("--control").arg(&control).arg("--access-log").arg(dir.path().join("access.log"));
+        command.arg("--control").arg(&control);
         let path = control.display().to_string();
         let show = move || {
             shown(|program| Command::new(program), &[&["ls", "--control", &path], &["counters", "--control", &path]])

@@ -14,6 +14,7 @@ use super::{
     ftp::FtpOptions,
     handshake::RawHandshake,
     intercepting::Shown,
+    log::RawLog,
     login::{RawDestination, RawKeys, RawLogin},
     pages::RawErrorPage,
     plug::parse_listen,
@@ -34,7 +35,6 @@ use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     commands::{Bind, Command, Udp},
     limits::{Limits, rate::Rate},
-    log::access_log::LogConfig,
     secrets::{self, Secret},
     target::Target,
     users::Users,
@@ -62,9 +62,9 @@ struct File {
     upstreams: RawUpstreams,
     tpot: Option<Spanned<RawAsking>>,
     haproxy: Option<Spanned<PathBuf>>,
-    /// Where `source` and the file of the log are named, and `xdp` or `peer`.
+    log: Table<RawLog>,
+    /// Where `source` is named, and `xdp` or `peer`.
     source: Option<Range<usize>>,
-    log: Option<Range<usize>>,
     bypass: Option<Range<usize>>,
     /// Where the values of keys stand that count at the start alone.
     fixed: Vec<(&'static str, Range<usize>)>,
@@ -108,7 +108,7 @@ impl Keys for File {
             FileKey::Pool => self.pools = table.next_value()?,
             FileKey::Upstream => self.upstreams = table.next_value()?,
             FileKey::Connections => self.config.connections = Some(table.next_value::<Count>()?.0),
-            FileKey::Log => Table(RawLog { config: self.config.log, file: self.log }) = table.next_value()?,
+            FileKey::Log => self.log = table.next_value()?,
             FileKey::Splice => self.config.splice = self.fixed("splice", table.next_value()?),
             FileKey::Devices => self.config.engine.datapath.devices = names(self.fixed("devices", table.next_value()?)),
             FileKey::Xdp | FileKey::Peer => {
@@ -138,36 +138,6 @@ impl Keys for File {
             }
             FileKey::LeaveFlowsOnStop => self.config.leave_flows_on_stop = table.next_value()?,
             FileKey::Enforce => self.config.enforce = table.next_value()?,
-        }
-        Ok(())
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-pub(super) enum LogKey {
-    Format,
-    File,
-}
-
-/// The table `log`, and where its file is named.
-#[derive(Default)]
-struct RawLog {
-    config: LogConfig,
-    file: Option<Range<usize>>,
-}
-
-impl Keys for RawLog {
-    type Key = LogKey;
-
-    fn set<'de, A: MapAccess<'de>>(&mut self, key: LogKey, table: &mut A) -> Result<(), A::Error> {
-        match key {
-            LogKey::Format => self.config.format = table.next_value()?,
-            LogKey::File => {
-                let file: Spanned<PathBuf> = table.next_value()?;
-                self.file = Some(file.span());
-                self.config.to = file.get_ref().as_path().into();
-            }
         }
         Ok(())
     }
@@ -410,9 +380,8 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file, warnings: RefCell::default(), has_passwords: Cell::default() };
     let Table(File { mut config, listeners, pools, upstreams, tpot, haproxy, source: sources, log, bypass, fixed }) =
         toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
-    for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
-        *path = source.path(path);
-    }
+    config.control.iter_mut().for_each(|path| *path = source.path(path));
+    config.log = source.log(log, &mut config.places)?;
     if let Some(haproxy) = haproxy {
         let path = source.path(haproxy.get_ref());
         if let Some(mistake) = control::mistake(&path, config.control.as_deref()) {
@@ -430,9 +399,6 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         .iter()
         .zip(sources.iter().cycle())
         .for_each(|(ip, at)| places.add(ip, source.place(at.clone())));
-    if let (Some(path), Some(at)) = (config.log.to.file_mut(), log) {
-        config.places.add(path.display(), source.place(at));
-    }
     let spans: Vec<_> = pools.iter().map(|(name, pool)| (name.clone(), pool.span())).collect();
     config.pools = source.pools(pools)?;
     config.upstreams = source.upstreams(&upstreams)?;

@@ -70,9 +70,10 @@ const TABLES: [(&str, &[&str]); 34] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &[&str]); 23] = [
+const WORDS: [(&str, &str, &[&str]); 24] = [
     ("splice = \"unknown\"", "splice", &["Top level"]),
     ("log.format = \"unknown\"", "format", &["Log"]),
+    ("log.add = \"unknown\"", "add", &["Log"]),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", &["Listeners"]),
     ("[[listener]]\ninside = \"unknown\"", "inside", &["Translucent"]),
     ("[[listener]]\nsource = \"unknown\"", "source", &["Routed connections"]),

@@ -93,7 +93,14 @@ fn whole_file() {
     assert_eq!(c.engine.source_ports, 10000..=20000);
     assert!(c.leave_flows_on_stop && c.connections == Some(100));
     assert_eq!(c.engine.sources, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
-    assert_eq!(c.log, LogConfig { format: LogFormat::Json, to: LogTarget::File("/var/log/longsplice".into()) });
+    assert_eq!(
+        c.log,
+        LogConfig {
+            format: LogFormat::Json,
+            to: LogTarget::File("/var/log/longsplice".into()),
+            ..LogConfig::default()
+        }
+    );
     let [socks, plug] = &c.listeners[..] else { panic!() };
     assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
     let Protocol::Socks5 { users, .. } = &socks.protocol else { panic!() };
@@ -193,7 +200,7 @@ fn mistakes_of_the_language() {
 fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("xdp = [\"eth0\", \"\"]", (1, 16), "no name of a device");
-    expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
+    expect("log.format = \"xml\"", (1, 14), "expected one of `text`, `json`, `common`, `combined`");
     expect(
         "[[listener]]\nprotocol = \"gopher\"",
         (2, 12),

@@ -11,7 +11,7 @@ use crate::{
     access::PortRange,
     context::{Live, ServerContext},
     counters::Counters,
-    log::access_log::Record,
+    log::access_log::{Record, ms_since},
     onward::write,
 };
 use longsplice_engine::{
@@ -89,6 +89,13 @@ impl Line {
 
     pub fn change(&self, change: impl FnOnce(&mut Record)) {
         change(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn begun(&self, id: u64, client: SocketAddr, server: SocketAddr) {
+        self.live.shared.begins(id, || {
+            let record = self.record.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            Record { client, server: Some(server), duration_ms: ms_since(self.started), ..record }
+        });
     }
 
     fn ended(&self, ended: &Ended) {
@@ -190,8 +197,13 @@ pub(crate) async fn join(session: &Session<'_>, mut client: Leg, server: Leg, li
     }
     Counters::add(&session.live.shared.counters.relayed);
     let events = (front.bodies.when == SpliceWhen::AtOnce).then(|| splicer.subscribe());
-    let done = move |ended: Ended, _: &FlowInfo| line.ended(&ended);
+    let (from, to) = (client.source(), server.remote());
+    let done = {
+        let line = line.clone();
+        move |ended: Ended, _: &FlowInfo| line.ended(&ended)
+    };
     let id = splicer.hand_over(client, server, Leftovers::default(), front.bodies.clone(), info, done);
+    line.begun(id, from, to); // the line of the end is written when this one is dropped, too
     if let Some(events) = events {
         let _ = timeout(SPLICED_WITHIN, settled(events, id)).await; // then the first bytes are copied
     }

@@ -1,13 +1,41 @@
-//! Format of lines, calendar, and a writer that is stuck.
+//! Format of lines, and a writer that is stuck.
 
 use super::*;
-use crate::access::Denied;
-use longsplice_engine::EndReason;
+use crate::{
+    access::Denied,
+    commands::Command,
+    fault::Fault,
+    log::{
+        fields::FIELDS,
+        sockets::{Address, App, Facility, Kind},
+        template::DERIVED,
+    },
+};
+use longsplice_engine::{EndReason, Ended, Refusal};
+use nix::libc;
+use std::{
+    fs::OpenOptions,
+    net::SocketAddr,
+    os::unix::{fs::OpenOptionsExt, net::UnixDatagram},
+    time::UNIX_EPOCH,
+};
 
-fn record() -> Record {
+fn to_text(to: LogTarget) -> LogConfig {
+    LogConfig { to, ..LogConfig::default() }
+}
+
+fn to_json(to: LogTarget) -> LogConfig {
+    LogConfig { format: LogFormat::Json, ..to_text(to) }
+}
+
+fn line_of(record: &Record, format: &LogFormat) -> String {
+    format.line(record) + "\n"
+}
+
+pub(in crate::log) fn record() -> Record {
     let mut r =
         Record::new("socks5", "192.0.2.9:1080".parse::<SocketAddr>().unwrap(), "192.0.2.1:1000".parse().unwrap());
-    r.time = "2025-03-01T12:00:00.000Z".into();
+    r.time = Some(UNIX_EPOCH + Duration::from_secs(1_740_830_400));
     r.server = Some("[2001:db8::1]:443".parse().unwrap());
     r.target = Some("example.org:443".into());
     r.user = Some("ann".into());
@@ -23,10 +51,10 @@ fn record() -> Record {
 fn text() {
     let mut named = record();
     named.name = Some("office".into());
-    assert!(named.line(LogFormat::Text).contains(" listener=socks5 name=office listen="));
-    assert!(named.line(LogFormat::Json).contains("\"name\":\"office\""));
+    assert!(line_of(&named, &LogFormat::Text).contains(" listener=socks5 name=office listen="));
+    assert!(line_of(&named, &LogFormat::Json).contains("\"name\":\"office\""));
     assert_eq!(
-        record().line(LogFormat::Text),
+        line_of(&record(), &LogFormat::Text),
         "2025-03-01T12:00:00.000Z id=7 listener=socks5 listen=192.0.2.9:1080 client=192.0.2.1:1000 server=[2001:db8::1]:443 \
          target=example.org:443 user=ann how=server-reset bytes_up=10 bytes_down=20 spliced_up=3 spliced_down=4 \
          splices=1 refusal=drain-timeout duration_ms=100\n"
@@ -35,7 +63,7 @@ fn text() {
 
 #[test]
 fn json() {
-    let line = record().line(LogFormat::Json);
+    let line = line_of(&record(), &LogFormat::Json);
     let v: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!((&v["id"], &v["how"], &v["refusal"]), (&7.into(), &"server-reset".into(), &"drain-timeout".into()));
     assert_eq!((&v["server"], &v["bytes_up"]), (&"[2001:db8::1]:443".into(), &10.into()));
@@ -47,11 +75,11 @@ fn rejected_requests_and_hostile_values() {
     let mut r =
         Record::new("socks5", "192.0.2.9:1080".parse::<SocketAddr>().unwrap(), "192.0.2.1:1000".parse().unwrap());
     r.fault(&Fault::Denied(Denied::Guarded("loopback")));
-    let line = r.line(LogFormat::Text);
+    let line = line_of(&r, &LogFormat::Text);
     assert!(line.contains("id=- ") && line.contains("how=denied ") && line.contains("user=- "), "{line}");
     assert!(line.contains(r#"refusal="guarded address (loopback)""#), "{line}");
     r.fault(&Fault::AuthFailed { user: Some("a\nid=9 how=closed \"".into()), why: "wrong name or password" });
-    let line = r.line(LogFormat::Text);
+    let line = line_of(&r, &LogFormat::Text);
     assert!(line.contains(r#"user="a\nid=9 how=closed \"""#) && line.matches('\n').count() == 1, "{line}");
 }
 
@@ -77,16 +105,25 @@ fn the_page_describes_every_field_and_word() {
     let cells = page.lines().filter(|l| l.starts_with("| `")).flat_map(|l| names(l.split('|').nth(1).unwrap()));
     let described: std::collections::BTreeSet<String> = cells.collect();
     let mut whole = record();
+    whole.event = Some(Event::Begin);
+    let [version, referrer, user_agent] = ["HTTP/1.1", "http://a/", "curl"].map(|text| Some(text.to_owned()));
+    whole.extra = Some(Extra { version: version.map(Into::into), referrer, user_agent, is_absolute: false }.into());
     (whole.route, whole.method, whole.uri) = (Some("1:a".into()), Some("GET".into()), Some("/".into()));
     (whole.status, whole.reply_rule, whole.cache) = (Some(200), Some("1:deny".into()), Some("hit"));
     (whole.command, whole.datagrams) = (Some(Command::Bind), Some(Datagrams::default()));
     (whole.name, whole.processes) = (Some("front".into()), Some(2));
     (whole.pool, whole.member) = (Some("db".into()), Some("a:1".into()));
     (whole.connect_ms, whole.reply_ms) = (Some(1), Some(2));
-    let json: serde_json::Value = serde_json::from_str(&whole.line(LogFormat::Json)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&line_of(&whole, &LogFormat::Json)).unwrap();
     let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
-    let text = whole.line(LogFormat::Text);
+    let json = line_of(&whole, &LogFormat::Json);
+    let places =
+        FIELDS.iter().filter(|field| field.name != "path").map(|field| json.find(&format!("\"{}\":", field.name)));
+    assert!(places.clone().all(|at| at.is_some()) && places.is_sorted(), "the same fields in the same order: {json}");
+    let text = line_of(&whole, &LogFormat::Text);
     assert!(words.iter().filter(|w| *w != "time").all(|w| text.contains(&format!(" {w}="))), "{text}");
+    words.extend(FIELDS.iter().chain(&DERIVED).map(|field| field.name.to_owned()));
+    words.extend([Event::Begin, Event::Alive].map(|event| event.as_str().to_owned()));
     for how in [
         EndReason::Closed,
         EndReason::ClientReset,
@@ -115,7 +152,7 @@ fn the_page_describes_every_field_and_word() {
     ] {
         words.push(fault.how().into());
     }
-    words.extend(["damaged".into(), "path".into(), "forbidden".into()]); // of replies in the cache, and of flows that were measured
+    words.extend(["damaged".into(), "forbidden".into()]); // of replies in the cache, and of connections that are judged again
     assert_eq!(words.into_iter().collect::<std::collections::BTreeSet<_>>(), described);
 }
 
@@ -124,7 +161,7 @@ fn a_fifo_needs_a_reader_and_is_not_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("fifo");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let config = LogConfig { format: LogFormat::Text, to: LogTarget::File(path.clone()) };
+    let config = to_text(LogTarget::File(path.clone()));
     let e = AccessLog::open(&config).unwrap_err().to_string();
     assert!(e.contains("a FIFO that nobody reads"), "{e}");
     let mut reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
@@ -143,7 +180,7 @@ fn what_is_not_written_is_counted_line_by_line() {
     let path = dir.path().join("fifo");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
-    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::File(path) }).unwrap();
+    let log = AccessLog::open(&to_text(LogTarget::File(path))).unwrap();
     let all = 2000;
     (0..all).for_each(|_| log.write(record()));
     assert!(!log.flush(Duration::from_millis(200)));
@@ -169,20 +206,10 @@ fn what_is_not_written_is_counted_line_by_line() {
 }
 
 #[test]
-fn calendar() {
-    let at = |secs, ms| rfc3339(UNIX_EPOCH + Duration::from_secs(secs) + Duration::from_millis(ms));
-    assert_eq!(at(0, 0), "1970-01-01T00:00:00.000Z");
-    assert_eq!(at(951_782_399, 999), "2000-02-28T23:59:59.999Z");
-    assert_eq!(at(951_782_400, 0), "2000-02-29T00:00:00.000Z");
-    assert_eq!(at(1_735_689_599, 0), "2024-12-31T23:59:59.000Z");
-    assert_eq!(at(4_107_542_400, 0), "2100-03-01T00:00:00.000Z");
-}
-
-#[test]
 fn there_may_be_none() {
     let words = ["-", "off", "./off"].map(|word| LogTarget::from(Path::new(word)));
     assert_eq!(words, [LogTarget::Stdout, LogTarget::Off, LogTarget::File("./off".into())]);
-    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::Off }).unwrap();
+    let log = AccessLog::open(&to_text(LogTarget::Off)).unwrap();
     log.write(record());
     log.reopen();
     assert!(log.flush(Duration::ZERO) && log.dropped() == 0);
@@ -193,7 +220,7 @@ fn appends_and_reopens() {
     let dir = tempfile::tempdir().unwrap();
     let (path, moved) = (dir.path().join("log"), dir.path().join("log.1"));
     std::fs::write(&path, "before\n").unwrap();
-    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::File(path.clone()) }).unwrap();
+    let log = AccessLog::open(&to_text(LogTarget::File(path.clone()))).unwrap();
     log.write(record());
     assert!(log.flush(Duration::from_secs(5)));
     std::fs::rename(&path, &moved).unwrap();
@@ -209,7 +236,7 @@ fn appends_and_reopens() {
 #[test]
 fn another_destination() {
     let dir = tempfile::tempdir().unwrap();
-    let to = |name: &str| LogConfig { format: LogFormat::Text, to: LogTarget::File(dir.path().join(name)) };
+    let to = |name: &str| to_text(LogTarget::File(dir.path().join(name)));
     let lines = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
     assert!(AccessLog::check(&to("first")).is_ok() && !dir.path().join("first").exists(), "nothing is created");
     assert!(AccessLog::check(&to("nowhere/log")).is_err());
@@ -228,9 +255,10 @@ fn another_destination() {
 /// With a pipe that nobody reads, `write` still returns at once, and lost lines are counted.
 #[test]
 fn a_writer_that_stands_still_drops_lines() {
+    let log = AccessLog::open(&to_text(LogTarget::Off)).unwrap();
     let (queue, lines) = sync_channel(2);
-    let open = OpenLog { format: LogFormat::Text, queue: Some(queue), reopen: Arc::default() };
-    let log = AccessLog { now: RwLock::new(Arc::new(open)), shared: Arc::default() };
+    let config = to_text(LogTarget::Stdout);
+    log.switch_to(OpenLog { config, envelope: None, queue: Some(queue), orders: Arc::default() });
     for _ in 0..5 {
         log.write(record());
     }
@@ -241,7 +269,7 @@ fn a_writer_that_stands_still_drops_lines() {
 
 #[test]
 fn a_full_disk_is_counted() {
-    let log = AccessLog::open(&LogConfig { format: LogFormat::Json, to: LogTarget::File("/dev/full".into()) }).unwrap();
+    let log = AccessLog::open(&to_json(LogTarget::File("/dev/full".into()))).unwrap();
     log.write(record());
     assert!(log.flush(Duration::from_secs(5)));
     assert_eq!(log.dropped(), 1);
@@ -249,7 +277,77 @@ fn a_full_disk_is_counted() {
 
 #[test]
 fn a_file_that_cannot_be_opened_is_an_error() {
-    assert!(
-        AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::File("/nowhere/log".into()) }).is_err()
-    );
+    assert!(AccessLog::open(&to_text(LogTarget::File("/nowhere/log".into()))).is_err());
+}
+
+/// What is dropped if a queue is too long by its bytes is counted, too.
+#[test]
+fn long_lines_have_less_room() {
+    let log = AccessLog::open(&to_text(LogTarget::Off)).unwrap();
+    let (queue, lines) = sync_channel(QUEUE);
+    let (queue, template) = (Some(queue), Template::parse(&"{uri}".repeat(60)).unwrap());
+    let config = LogConfig { format: LogFormat::Template(template.into()), ..to_text(LogTarget::Stdout) };
+    log.switch_to(OpenLog { config, envelope: None, queue, orders: Arc::default() });
+    let hostile = Record { uri: Some("\n".repeat(1024)), ..record() };
+    let (room, all) = (QUEUE_BYTES / (60 * 4096 + 1), 200);
+    assert!(room < all);
+    (0..all).for_each(|_| log.write(hostile.clone()));
+    assert_eq!((log.waiting(), log.dropped()), (room, all - room));
+    assert!(log.is_busy());
+    drop(lines);
+}
+
+/// A receiver of syslog or of the journal may come later, and go.
+#[test]
+fn lines_wait_for_a_receiver_that_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let to = Receiver {
+        kind: Kind::Syslog(Address::Unix(path.clone())),
+        app: App::default(),
+        facility: Facility::default(),
+    };
+    let log = AccessLog::open(&to_text(LogTarget::Receiver(to.into()))).unwrap();
+    let bind = || {
+        let _ = std::fs::remove_file(&path);
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        socket
+    };
+    let told = |id| Record { id: Some(id), ..record() };
+    let next = |socket: &UnixDatagram| {
+        let mut message = [0; 4096];
+        let n = socket.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..n]).into_owned()
+    };
+    (1..=100).for_each(|id| log.write(told(id)));
+    assert!(!log.flush(Duration::from_millis(50)) && log.waiting() == 100);
+    let socket = bind();
+    for id in 1..=100 {
+        assert!(next(&socket).contains(&format!(" id={id} ")));
+    }
+    drop(socket); // gone for good, until another one has its path
+    (101..=200).for_each(|id| log.write(told(id)));
+    let socket = bind();
+    for id in 101..=200 {
+        assert!(next(&socket).contains(&format!(" id={id} ")));
+    }
+    assert!(log.flush(Duration::from_secs(30)));
+    assert_eq!((log.waiting(), log.dropped()), (0, 0));
+}
+
+/// A writer whose log goes elsewhere gives up, and counts what it could not send.
+#[test]
+fn nobody_waits_for_ever_for_a_receiver_that_never_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let kind = Kind::Journal(dir.path().join("nobody"));
+    let to = Receiver { kind, app: App::default(), facility: Facility::default() };
+    let log = AccessLog::open(&to_text(LogTarget::Receiver(to.into()))).unwrap();
+    (0..10).for_each(|_| log.write(record()));
+    log.switch_to(log.prepare(&to_text(LogTarget::Off)).unwrap());
+    let end = Instant::now() + Duration::from_secs(30);
+    while log.dropped() < 10 && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1)); // its writer ends by itself
+    }
+    assert_eq!((log.waiting(), log.dropped()), (0, 10));
 }
