@@ -216,6 +216,17 @@ impl Engine {
         (!page.is_empty()).then_some(page)
     }
 
+    /// Returns whether a flow is live, or one of an earlier process.
+    pub fn lists(&self, id: u64) -> bool {
+        lock(&self.flows).contains_key(&id) || lock(&self.orphans).contains_key(&id)
+    }
+
+    /// Returns the highest number of such a flow.
+    pub fn last(&self) -> Option<u64> {
+        let flow = lock(&self.flows).last_key_value().map(|(id, _)| *id);
+        flow.max(lock(&self.orphans).last_key_value().map(|(id, _)| *id))
+    }
+
     /// Returns whether no flow of this process is live.
     pub fn is_idle(&self) -> bool {
         lock(&self.flows).is_empty()

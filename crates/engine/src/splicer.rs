@@ -340,8 +340,9 @@ impl Splicer {
         };
         // orphans adopted late have later numbers
         let (mut all, mut earlier, mut last) = (Vec::new(), orphans.into_iter().peekable(), after);
+        let pages = |left: usize| if state.is_none() { PAGE.min(left) } else { PAGE };
         while all.len() < most
-            && let Some(page) = self.engine().page(last, PAGE)
+            && let Some(page) = self.engine().page(last, pages(most - all.len()))
         {
             last = page[page.len() - 1].id;
             for f in page.iter().filter(|f| fits(f.now().state)).take(most - all.len()) {
@@ -352,6 +353,16 @@ impl Splicer {
         all.extend(earlier);
         all.truncate(most);
         all
+    }
+
+    /// Returns the number of flows that are listed now, and the highest number of one.
+    pub fn extent(&self) -> (usize, u64) {
+        (self.engine().live(), self.engine().last().unwrap_or_default())
+    }
+
+    /// Returns whether a flow is still listed.
+    pub fn lists(&self, id: u64) -> bool {
+        self.engine().lists(id)
     }
 
     /// Has all flows look at limits that have changed ([`IdleLimit`](crate::IdleLimit)): copied ones at once, the others within 30 s.

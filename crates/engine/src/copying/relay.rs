@@ -23,7 +23,7 @@ use crate::{
     types::{EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Datapath, Pair, PathFlags, Released, Side, Switched, Tuple, monotonic};
+use longsplice_datapath::{Datapath, Pair, Released, Side, Switched, Tuple, monotonic};
 use std::{
     future::{pending, poll_fn},
     pin::pin,
@@ -423,18 +423,12 @@ impl Relay {
         // a new connection may have replaced the entries
         let Some(ends) = known.filter(|_| how == EndReason::Closed).or_else(found).or(known) else { return };
         // closed: by both hosts
-        let fins = if how == EndReason::Closed { Some(Pair::both(true)) } else { self.fins(d) };
+        let fins = if how == EndReason::Closed { Some(Pair::both(true)) } else { self.flow().fins(d) };
         let fins = fins.unwrap_or(Pair::both(false));
         self.flow().now().ends_forwarded(ends, fins);
         for from in Side::BOTH {
             self.end_stretch(from, Some(ends[from] - u64::from(fins[from])));
         }
-    }
-
-    /// Returns whose FINs were forwarded.
-    fn fins(&self, d: &Datapath) -> Option<Pair<bool>> {
-        let paths = self.flow().paths(d)?;
-        Some(paths.map(|p| p.flags & PathFlags::FIN != 0))
     }
 
     fn ended(&self, how: EndReason) -> Ended {

@@ -16,8 +16,8 @@ use crate::{
     types::{Command, Done, FlowInfo, FlowState, FlowStatus, Policy},
 };
 use longsplice_datapath::{
-    Connection, Datapath, EventKind, LastRecord, LegFlags, Pair, PathView, Recreated, Released, Side, SwitchError,
-    Tuple, monotonic,
+    Connection, Datapath, EventKind, LastRecord, LegFlags, Pair, PathFlags, PathView, Recreated, Released, Side,
+    SwitchError, Tuple, monotonic,
 };
 use std::{
     borrow::Cow,
@@ -216,6 +216,11 @@ impl Flow {
         datapath.paths_of(self.connections()).or_else(|| Some(self.last()?.map(|last| last.path)))
     }
 
+    /// Returns whose FINs were forwarded.
+    pub fn fins(&self, datapath: &Datapath) -> Option<Pair<bool>> {
+        Some(self.paths(datapath)?.map(|path| path.flags & PathFlags::FIN != 0))
+    }
+
     /// Returns how the legs were when new connections replaced them.
     fn last(&self) -> Option<Pair<Replaced>> {
         let Pair { client, server } = &*lock(&self.replaced);
@@ -290,17 +295,20 @@ impl Flow {
     }
 
     pub fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
-        let now = *self.now();
+        let mut now = *self.now();
         let ends = match now.state {
             FlowState::Copying | FlowState::Unsplicing => None,
-            _ => datapath.and_then(|d| match &*self.owner() {
-                FlowOwner::Keeper(kept) => ends(d, self, kept.sockets.released()),
-                _ => ends(d, self, None),
+            _ => datapath.and_then(|d| {
+                let ends = match &*self.owner() {
+                    FlowOwner::Keeper(kept) => ends(d, self, kept.sockets.released()),
+                    _ => ends(d, self, None),
+                };
+                // afterwards: a FIN between the two is no byte that has not been there
+                ends.map(|ends| (ends, self.fins(d).unwrap_or(Pair::both(false))))
             }),
         };
-        let live = ends.map_or(Pair::both(0), |ends| ends.zip(now.since).map(|(end, since)| end.saturating_sub(since)));
-        let spliced = |from: Side| now.spliced[from] + live[from];
-        let bytes = |from: Side| now.copied[from] + spliced(from);
+        ends.into_iter().for_each(|(ends, fins)| now.ends_forwarded(ends, fins));
+        let bytes = now.copied.zip(now.spliced).map(|(copied, spliced)| copied + spliced);
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.clone().into_owned(),
@@ -313,10 +321,10 @@ impl Flow {
             user: self.info.user().map(String::from),
             state: now.state,
             stages: stages(now.state, self.info.protocol.clone()),
-            bytes_up: bytes(Side::Client),
-            bytes_down: bytes(Side::Server),
-            spliced_up: spliced(Side::Client),
-            spliced_down: spliced(Side::Server),
+            bytes_up: bytes.client,
+            bytes_down: bytes.server,
+            spliced_up: now.spliced.client,
+            spliced_down: now.spliced.server,
             splices: now.splices,
             age_ms: self.began.age().as_millis() as u64,
             processes: self.processes,
