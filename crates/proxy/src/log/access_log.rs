@@ -5,7 +5,7 @@
 //! the queue fills up; further lines are dropped and counted. The log never delays a connection. docs/access-log.md describes
 //! the fields.
 
-pub use super::record::{Datagrams, Event, Extra, Outcome, Record, ms_since};
+pub use super::record::{Datagrams, Event, Extra, Outcome, Record, cut, ms_since};
 use super::{
     batch::Batch,
     complaints::Complaints,
@@ -14,11 +14,12 @@ use super::{
     template::Template,
 };
 use crate::room::can_have;
+use longsplice_engine::EndReason;
 use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver as Lines, Sender, SyncSender, TrySendError, channel, sync_channel},
     },
@@ -189,24 +190,53 @@ enum Message {
     Flush(Sender<()>),
 }
 
+/// What all destinations share, those of before included.
 #[derive(Debug, Default)]
 struct LogState {
     dropped: AtomicU64,
+    complaints: Complaints,
+    /// Those that are open, or whose writers have not ended.
+    open: Mutex<Vec<Weak<Shared>>>,
+}
+
+/// What an open destination shares with its writer. Each has its own: one that stands still takes no room from the next one.
+#[derive(Debug, Default)]
+struct Shared {
     /// Lines that are accepted and neither written nor dropped.
     waiting: AtomicU64,
     /// Size in bytes of those in the queue.
     bytes: AtomicU64,
-    complaints: Complaints,
+    dropped: AtomicU64,
+    /// The writer has to open the file or connection anew.
+    reopen: AtomicBool,
+    /// No more lines will come.
+    leave: AtomicBool,
+    all: Arc<LogState>,
 }
 
-impl LogState {
+impl Shared {
+    fn new(all: &Arc<LogState>) -> Arc<Shared> {
+        let shared = Arc::new(Shared { all: all.clone(), ..Shared::default() });
+        let mut open = all.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|of| of.strong_count() > 0);
+        open.push(Arc::downgrade(&shared));
+        drop(open);
+        shared
+    }
+
     fn written(&self, lines: u64) {
         self.waiting.fetch_sub(lines, Relaxed);
     }
 
     fn lost(&self, lines: u64) {
         self.waiting.fetch_sub(lines, Relaxed);
+        self.missed(lines);
+    }
+
+    /// Counts lines that seemed to be written, and were not.
+    fn missed(&self, lines: u64) {
         self.dropped.fetch_add(lines, Relaxed);
+        self.all.dropped.fetch_add(lines, Relaxed);
     }
 }
 
@@ -220,7 +250,7 @@ pub struct AccessLog {
     begin: AtomicBool,
     /// How often those that go on have.
     interval: watch::Sender<Option<Duration>>,
-    shared: Arc<LogState>,
+    all: Arc<LogState>,
 }
 
 /// An open destination. When the last user of it is gone, its writer writes what it has got, and ends.
@@ -231,34 +261,25 @@ pub(crate) struct OpenLog {
     envelope: Option<Envelope>,
     /// Queue to the writer, if there is a log.
     queue: Option<SyncSender<Message>>,
-    orders: Arc<Orders>,
-}
-
-/// What a writer is told beside its lines.
-#[derive(Debug, Default)]
-struct Orders {
-    /// To open the file anew.
-    reopen: AtomicBool,
-    /// That no more lines will come.
-    leave: AtomicBool,
+    shared: Arc<Shared>,
 }
 
 impl Drop for OpenLog {
     fn drop(&mut self) {
-        self.orders.leave.store(true, Relaxed);
+        self.shared.leave.store(true, Relaxed);
     }
 }
 
 impl AccessLog {
     /// Opens the file and starts the writer. Fails if the file cannot be opened or the thread not started.
     pub fn open(config: &LogConfig) -> io::Result<AccessLog> {
-        let shared = Arc::new(LogState::default());
+        let all = Arc::default();
         let log = AccessLog {
-            now: RwLock::new(Arc::new(OpenLog::open(config, &shared)?)),
+            now: RwLock::new(Arc::new(OpenLog::open(config, &all)?)),
             wanted: AtomicU8::default(),
             begin: AtomicBool::default(),
             interval: watch::Sender::default(),
-            shared,
+            all,
         };
         log.settle(config);
         Ok(log)
@@ -266,7 +287,7 @@ impl AccessLog {
 
     /// Opens another destination, for [`AccessLog::switch_to`].
     pub(crate) fn prepare(&self, config: &LogConfig) -> io::Result<OpenLog> {
-        OpenLog::open(config, &self.shared)
+        OpenLog::open(config, &self.all)
     }
 
     /// Sends all further lines there.
@@ -316,43 +337,48 @@ impl AccessLog {
         }
     }
 
-    /// Queues a line, or counts it as dropped if the queue is full. Never waits.
+    /// Queues a line, or counts it as dropped if the queue is full. Never waits. Leaves out what this log is not to have.
     pub fn write(&self, mut record: Record) {
         let now = self.now();
-        let Some(queue) = &now.queue else { return };
+        let OpenLog { queue: Some(queue), shared, .. } = &*now else { return };
+        if !now.has(&record) {
+            return;
+        }
         record.time = Some(SystemTime::now());
         let line = now.message(&record);
         let size = line.len() as u64;
-        self.shared.waiting.fetch_add(1, Relaxed);
-        let has_room = self.shared.bytes.fetch_add(size, Relaxed) + size <= QUEUE_BYTES;
+        shared.waiting.fetch_add(1, Relaxed);
+        let has_room = shared.bytes.fetch_add(size, Relaxed) + size <= QUEUE_BYTES;
         if !has_room || queue.try_send(Message::Line(line)).is_err() {
-            self.shared.bytes.fetch_sub(size, Relaxed);
-            self.shared.lost(1);
-            self.shared.complaints.tell("cannot write the access log as fast as connections end: lines are dropped");
+            shared.bytes.fetch_sub(size, Relaxed);
+            shared.lost(1);
+            shared.all.complaints.tell("the access log does not take lines as fast as they come: lines are dropped");
         }
     }
 
     /// Returns the number of lines that are not written yet.
     pub fn waiting(&self) -> u64 {
-        self.shared.waiting.load(Relaxed)
+        let open = self.all.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.iter().filter_map(Weak::upgrade).map(|of| of.waiting.load(Relaxed)).sum()
     }
 
     /// Returns whether lines that can be left out should be: those that have to be written may soon find no room.
     pub(crate) fn is_busy(&self) -> bool {
-        self.waiting() > QUEUE as u64 / 2 || self.shared.bytes.load(Relaxed) > QUEUE_BYTES / 2
+        let Shared { waiting, bytes, .. } = &*self.now().shared;
+        waiting.load(Relaxed) > QUEUE as u64 / 2 || bytes.load(Relaxed) > QUEUE_BYTES / 2
     }
 
     /// Reopens the file before the next line, after log rotation has renamed it.
     pub fn reopen(&self) {
         let now = self.now();
-        now.orders.reopen.store(true, Relaxed);
+        now.shared.reopen.store(true, Relaxed);
         // If the queue is full, the writer is awake anyway.
         let _ = now.queue.as_ref().map(|q| q.try_send(Message::Wake));
     }
 
     /// Returns the number of lines that were not written.
     pub fn dropped(&self) -> u64 {
-        self.shared.dropped.load(Relaxed)
+        self.all.dropped.load(Relaxed)
     }
 
     /// Waits until all lines so far are written, for `limit` at most; false if that was not enough. Blocks the thread.
@@ -374,20 +400,30 @@ impl AccessLog {
 }
 
 impl OpenLog {
-    fn open(config: &LogConfig, shared: &Arc<LogState>) -> io::Result<OpenLog> {
-        let (envelope, orders) = (None, Arc::default());
-        let mut log = OpenLog { config: config.clone(), envelope, queue: None, orders };
+    fn open(config: &LogConfig, all: &Arc<LogState>) -> io::Result<OpenLog> {
+        let mut log = OpenLog { config: config.clone(), envelope: None, queue: None, shared: Shared::new(all) };
         if let LogTarget::Receiver(to) = &config.to {
             to.kind.check()?;
             log.envelope = Some(Envelope::new(to));
         }
         if let Some(out) = open(&config.to)? {
             let (queue, lines) = sync_channel(QUEUE);
-            let writer = Writer::new(out, (shared.clone(), log.orders.clone()));
+            let writer = Writer::new(out, log.shared.clone());
             thread::Builder::new().name("access-log".into()).spawn(move || writer.run(&lines))?;
             log.queue = Some(queue);
         }
         Ok(log)
+    }
+
+    /// Returns whether a record has a line here. What it is about may have been wanted by the log of a moment ago.
+    fn has(&self, record: &Record) -> bool {
+        match (record.event, &self.config.format) {
+            (Some(Event::Begin), _) => self.config.begin,
+            (Some(Event::Alive), _) => self.config.interval.is_some(),
+            // it would look like the end, which the next process tells of
+            (None, LogFormat::Template(template)) if record.how == EndReason::Left.as_str() => template.has("how"),
+            (None, _) => true,
+        }
     }
 
     /// Returns what the destination gets of a record.
@@ -422,20 +458,20 @@ fn open(to: &LogTarget) -> io::Result<Option<Out>> {
 /// Writes lines in a thread of its own.
 struct Writer {
     out: Out,
-    shared: Arc<LogState>,
-    orders: Arc<Orders>,
+    shared: Arc<Shared>,
     /// The last attempt has failed, or has just before.
     failing: bool,
     /// When a receiver was last found to be away.
     away: Option<Instant>,
+    /// Until when a receiver is waited for, once no more lines come.
+    until: Option<Instant>,
     /// Number of lines that were dropped when that was last said.
     missing: u64,
 }
 
 impl Writer {
-    fn new(out: Out, (shared, orders): (Arc<LogState>, Arc<Orders>)) -> Writer {
-        let missing = shared.dropped.load(Relaxed);
-        Writer { out, shared, orders, failing: false, away: None, missing }
+    fn new(out: Out, shared: Arc<Shared>) -> Writer {
+        Writer { out, shared, failing: false, away: None, until: None, missing: 0 }
     }
 
     fn run(mut self, lines: &Lines<Message>) {
@@ -449,16 +485,14 @@ impl Writer {
             let mut next = Some(first);
             while let Some(message) = next {
                 match message {
-                    Message::Line(line) => {
-                        self.shared.bytes.fetch_sub(line.len() as u64, Relaxed);
-                        batch.push(&line);
-                    }
+                    Message::Line(line) => batch.push(&line),
                     Message::Wake => {}
                     Message::Flush(done) => flushed.push(done),
                 }
                 next = if batch.len() < BATCH { lines.try_recv().ok() } else { None };
             }
-            if self.orders.reopen.swap(false, Relaxed) {
+            self.shared.bytes.fetch_sub(batch.len() as u64, Relaxed);
+            if self.shared.reopen.swap(false, Relaxed) {
                 self.out.reopen();
             }
             if batch.left() > 0 {
@@ -468,6 +502,10 @@ impl Writer {
             for done in flushed {
                 let _ = done.send(());
             }
+        }
+        let dropped = self.shared.dropped.load(Relaxed);
+        if let (Out::Socket(connection), true) = (&self.out, dropped > self.missing) {
+            tracing::warn!("{} lines of the access log to {} are missing", dropped - self.missing, connection.to());
         }
     }
 
@@ -481,9 +519,11 @@ impl Writer {
             }
             out => out.write_all(&mut batch, |lines| shared.written(lines)),
         };
-        shared.lost(batch.left());
+        let left = batch.left();
+        shared.lost(left);
         match result {
-            Ok(()) => self.works(),
+            Ok(()) if left == 0 => self.works(),
+            Ok(()) => {} // it is given up
             Err(e) => {
                 if !self.failing {
                     tracing::error!("cannot write the access log: {e}; lines are dropped until it works again");
@@ -509,22 +549,34 @@ impl Writer {
         (self.failing, self.away) = (false, None);
     }
 
+    /// Returns whether nobody waits for this receiver any longer, since the log goes elsewhere: not two seconds per batch, but in all.
+    fn gives_up(&mut self) -> bool {
+        let leaves = self.shared.leave.load(Relaxed);
+        leaves && Instant::now() >= *self.until.get_or_insert_with(|| Instant::now() + LEAVES_WITHIN)
+    }
+
     /// Sends these lines to a receiver. While it is away, lines wait here and in the queue; those that find it full are lost. Gives
     /// up only after the log goes elsewhere.
     fn send(&mut self, batch: &mut Batch) {
-        let Writer { out: Out::Socket(connection), shared, orders, failing, away, .. } = self else { return };
-        let (mut pause, mut until) = (PAUSE.0, None);
+        let mut pause = PAUSE.0;
         loop {
-            match connection.write(batch, |lines| shared.written(lines)) {
+            let gives_up = self.gives_up();
+            let Writer { out: Out::Socket(connection), shared, failing, away, .. } = self else { return };
+            if gives_up {
+                // of a line that was begun, the rest will not come
+                return connection.close();
+            }
+            match connection.write(batch) {
                 Wrote::All => return,
-                Wrote::Some => {}
+                Wrote::Some(lines) => shared.written(lines),
                 Wrote::TooLong => {
                     batch.skip_line();
                     shared.lost(1);
-                    shared.complaints.tell("a line of the access log is too long for its receiver, and is dropped");
+                    let complaint = "a line of the access log is too long for its receiver, and is dropped";
+                    shared.all.complaints.tell(complaint);
                 }
                 Wrote::Away(e, lost) => {
-                    shared.dropped.fetch_add(lost, Relaxed);
+                    shared.missed(lost);
                     if !*failing {
                         tracing::warn!(
                             "cannot send the access log to {}: {e}; {QUEUE} lines wait until it works again, others are dropped",
@@ -535,26 +587,25 @@ impl Writer {
                     if batch.left() == 0 {
                         return;
                     }
-                    rest(pause, orders);
+                    rest(pause, shared);
                     pause = (pause * 2).min(PAUSE.1);
                 }
             }
-            if orders.leave.load(Relaxed) {
-                let until = until.get_or_insert_with(|| Instant::now() + LEAVES_WITHIN);
-                if Instant::now() >= *until {
-                    return;
-                }
+            // it may stand still for ever, and another one may have its place
+            if shared.reopen.swap(false, Relaxed) {
+                connection.close();
+                batch.repeat_line();
             }
         }
     }
 }
 
-/// Waits, for less if no lines will come any more.
-fn rest(pause: Duration, orders: &Orders) {
+/// Waits, for less if the writer is told something.
+fn rest(pause: Duration, shared: &Shared) {
     let end = Instant::now() + pause;
     while Instant::now() < end {
         thread::sleep(PAUSE.0);
-        if orders.leave.load(Relaxed) {
+        if shared.leave.load(Relaxed) || shared.reopen.load(Relaxed) {
             return;
         }
     }

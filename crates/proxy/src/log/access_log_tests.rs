@@ -15,7 +15,8 @@ use longsplice_engine::{EndReason, Ended, Refusal};
 use nix::libc;
 use std::{
     fs::OpenOptions,
-    net::SocketAddr,
+    io::Read as _,
+    net::{SocketAddr, TcpListener},
     os::unix::{fs::OpenOptionsExt, net::UnixDatagram},
     time::UNIX_EPOCH,
 };
@@ -245,10 +246,7 @@ fn another_destination() {
     log.switch_to(log.prepare(&to("second")).unwrap());
     log.write(record());
     drop(log);
-    let end = Instant::now() + Duration::from_secs(30);
-    while lines("first") < 100 && Instant::now() < end {
-        thread::sleep(Duration::from_millis(1)); // its writer ends by itself
-    }
+    wait("its writer ends by itself", || lines("first") == 100);
     assert_eq!((lines("first"), lines("second")), (100, 1), "what was written before is where it belongs");
 }
 
@@ -258,7 +256,7 @@ fn a_writer_that_stands_still_drops_lines() {
     let log = AccessLog::open(&to_text(LogTarget::Off)).unwrap();
     let (queue, lines) = sync_channel(2);
     let config = to_text(LogTarget::Stdout);
-    log.switch_to(OpenLog { config, envelope: None, queue: Some(queue), orders: Arc::default() });
+    log.switch_to(OpenLog { config, envelope: None, queue: Some(queue), shared: Shared::new(&log.all) });
     for _ in 0..5 {
         log.write(record());
     }
@@ -285,16 +283,33 @@ fn a_file_that_cannot_be_opened_is_an_error() {
 fn long_lines_have_less_room() {
     let log = AccessLog::open(&to_text(LogTarget::Off)).unwrap();
     let (queue, lines) = sync_channel(QUEUE);
-    let (queue, template) = (Some(queue), Template::parse(&"{uri}".repeat(60)).unwrap());
-    let config = LogConfig { format: LogFormat::Template(template.into()), ..to_text(LogTarget::Stdout) };
-    log.switch_to(OpenLog { config, envelope: None, queue, orders: Arc::default() });
-    let hostile = Record { uri: Some("\n".repeat(1024)), ..record() };
+    log.switch_to(OpenLog {
+        config: LogConfig { format: long(), ..to_text(LogTarget::Stdout) },
+        envelope: None,
+        queue: Some(queue),
+        shared: Shared::new(&log.all),
+    });
     let (room, all) = (QUEUE_BYTES / (60 * 4096 + 1), 200);
     assert!(room < all);
-    (0..all).for_each(|_| log.write(hostile.clone()));
+    (0..all).for_each(|_| log.write(hostile()));
     assert_eq!((log.waiting(), log.dropped()), (room, all - room));
     assert!(log.is_busy());
-    drop(lines);
+    // that is its own affair: another one has all its room
+    let before = log.now();
+    log.switch_to(log.prepare(&to_text(LogTarget::Off)).unwrap());
+    assert!(!log.is_busy());
+    assert_eq!(log.waiting(), room, "they are lost if the program ends now");
+    drop((before, lines));
+    assert_eq!(log.waiting(), 0);
+}
+
+/// A format, and a record, of which a line is 240 KB long.
+fn long() -> LogFormat {
+    LogFormat::Template(Template::parse(&"{uri}".repeat(60)).unwrap().into())
+}
+
+fn hostile() -> Record {
+    Record { uri: Some("\n".repeat(1024)), ..record() }
 }
 
 /// A receiver of syslog or of the journal may come later, and go.
@@ -302,12 +317,7 @@ fn long_lines_have_less_room() {
 fn lines_wait_for_a_receiver_that_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let to = Receiver {
-        kind: Kind::Syslog(Address::Unix(path.clone())),
-        app: App::default(),
-        facility: Facility::default(),
-    };
-    let log = AccessLog::open(&to_text(LogTarget::Receiver(to.into()))).unwrap();
+    let log = AccessLog::open(&to_text(to_receiver(Kind::Syslog(Address::Unix(path.clone()))))).unwrap();
     let bind = || {
         let _ = std::fs::remove_file(&path);
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -336,18 +346,146 @@ fn lines_wait_for_a_receiver_that_is_away() {
     assert_eq!((log.waiting(), log.dropped()), (0, 0));
 }
 
-/// A writer whose log goes elsewhere gives up, and counts what it could not send.
+fn to_receiver(kind: Kind) -> LogTarget {
+    LogTarget::Receiver(Receiver { kind, app: App::default(), facility: Facility::default() }.into())
+}
+
+/// Waits until this is so.
+fn wait(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A writer whose log goes elsewhere gives up, and counts what it could not send: within two seconds, however much that is.
 #[test]
 fn nobody_waits_for_ever_for_a_receiver_that_never_comes() {
     let dir = tempfile::tempdir().unwrap();
-    let kind = Kind::Journal(dir.path().join("nobody"));
-    let to = Receiver { kind, app: App::default(), facility: Facility::default() };
-    let log = AccessLog::open(&to_text(LogTarget::Receiver(to.into()))).unwrap();
-    (0..10).for_each(|_| log.write(record()));
+    let log = AccessLog::open(&to_text(to_receiver(Kind::Journal(dir.path().join("nobody"))))).unwrap();
+    let all = QUEUE as u64 / 2; // a hundred batches
+    (0..all).for_each(|_| log.write(record()));
     log.switch_to(log.prepare(&to_text(LogTarget::Off)).unwrap());
-    let end = Instant::now() + Duration::from_secs(30);
-    while log.dropped() < 10 && Instant::now() < end {
-        thread::sleep(Duration::from_millis(1)); // its writer ends by itself
+    wait("its writer ends by itself", || log.dropped() == all);
+    assert_eq!(log.waiting(), 0);
+}
+
+/// What is given up is not said to be written, and its connection is closed.
+#[test]
+fn what_is_given_up_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let shared = Shared::new(&Arc::default());
+    let out = Out::Socket(Connection::new(Kind::Syslog(Address::Unix(path))));
+    let mut writer = Writer::new(out, shared.clone());
+    let written = |writer: &mut Writer, line: &str| {
+        let mut batch = Batch::default();
+        batch.push(line.as_bytes());
+        shared.waiting.fetch_add(1, Relaxed);
+        writer.write(batch);
+        shared.waiting.load(Relaxed) == 0 && socket.recv(&mut [0; 100]).is_ok()
+    };
+    assert!(written(&mut writer, "first"));
+    shared.leave.store(true, Relaxed);
+    assert!(written(&mut writer, "second"), "there is time");
+    writer.failing = true;
+    writer.until = Some(Instant::now());
+    assert!(!written(&mut writer, "third"));
+    assert_eq!((shared.waiting.load(Relaxed), shared.dropped.load(Relaxed)), (0, 1));
+    assert!(writer.failing && writer.missing == 0, "nothing has been written again");
+}
+
+/// A receiver whose writer gives up in the middle of a line gets no other lines behind it.
+#[test]
+fn a_line_that_is_given_up_is_the_last_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let kind = Kind::Syslog(format!("tcp:{}", listener.local_addr().unwrap()).parse().unwrap());
+    let log = AccessLog::open(&LogConfig { format: long(), ..to_text(to_receiver(kind)) }).unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    let all = 120; // more than the buffers of a connection hold
+    (0..all).for_each(|_| log.write(hostile()));
+    log.switch_to(log.prepare(&to_text(LogTarget::Off)).unwrap());
+    // its buffers are full by now, and the receiver reads again
+    wait("a line that is given up", || log.dropped() > 0);
+    let mut got = Vec::new();
+    peer.read_to_end(&mut got).unwrap();
+    wait("the end of the writer", || log.waiting() == 0);
+    let (mut rest, mut whole) = (&got[..], 0);
+    while let Some(end) = rest.iter().position(|b| *b == b' ') {
+        let length: usize = std::str::from_utf8(&rest[..end]).unwrap().parse().unwrap();
+        let message = &rest[end + 1..];
+        assert!(message.starts_with(b"<30>1 "), "{:?}", String::from_utf8_lossy(&message[..message.len().min(20)]));
+        let message = &message[..message.len().min(length)];
+        assert!(!message[6..].windows(6).any(|part| part == b"<30>1 "));
+        if message.len() < length {
+            break;
+        }
+        (rest, whole) = (&rest[end + 1 + length..], whole + 1);
     }
-    assert_eq!((log.waiting(), log.dropped()), (0, 10));
+    assert!(whole < all, "one at least was given up");
+    assert_eq!(all, whole + log.dropped());
+}
+
+/// One that stands still can be left, as its socket may belong to another one by now.
+#[test]
+fn a_receiver_that_stands_still_is_left_when_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let bind = || {
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        socket
+    };
+    let stuck = bind();
+    let log = AccessLog::open(&to_text(to_receiver(Kind::Syslog(Address::Unix(path.clone()))))).unwrap();
+    let all = 4000; // it has room for fewer
+    (1..=all).for_each(|id| log.write(Record { id: Some(id), ..record() }));
+    assert!(!log.flush(Duration::from_millis(20)));
+    std::fs::remove_file(&path).unwrap();
+    let next = bind();
+    log.reopen();
+    let (mut message, mut last) = ([0; 4096], None);
+    while last != Some(all) {
+        let n = next.recv(&mut message).unwrap();
+        let line = String::from_utf8_lossy(&message[..n]).into_owned();
+        let id = line.split(" id=").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+        assert!(last.is_none_or(|last| Some(last + 1) == id), "{last:?} {id:?}");
+        last = id;
+    }
+    wait("the end", || log.waiting() == 0);
+    assert_eq!(log.dropped(), 0);
+    drop(stuck);
+}
+
+/// A record is made for the log of now, and written into that of a moment later.
+#[test]
+fn what_a_log_does_not_tell_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let lines = |config: LogConfig| {
+        let log = AccessLog::open(&LogConfig { to: LogTarget::File(path.clone()), ..config }).unwrap();
+        for event in [Event::Begin, Event::Alive] {
+            log.write(Record { event: Some(event), how: "", ..record() });
+        }
+        log.write(Record { how: EndReason::Left.as_str(), ..record() });
+        log.write(record());
+        drop(log);
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        std::fs::remove_file(&path).unwrap();
+        lines
+    };
+    let template = |text: &str| LogConfig {
+        format: LogFormat::Template(Template::parse(text).unwrap().into()),
+        ..LogConfig::default()
+    };
+    assert_eq!(lines(LogConfig::default()), 2, "the end, and that it was left");
+    assert_eq!(lines(LogConfig { begin: true, ..LogConfig::default() }), 3);
+    assert_eq!(lines(LogConfig { interval: Some(Duration::from_secs(1)), ..LogConfig::default() }), 3);
+    assert_eq!(lines(LogConfig { format: LogFormat::combined(), ..LogConfig::default() }), 1);
+    assert_eq!(lines(template("{id}")), 1);
+    assert_eq!(lines(template("{id} {how}")), 2);
+    assert_eq!(lines(LogConfig { begin: true, ..template("{event} {id}") }), 2);
 }

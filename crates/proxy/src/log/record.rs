@@ -108,6 +108,12 @@ pub fn ms_since(then: Instant) -> u64 {
     u64::try_from(then.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Returns a text without what comes after so many bytes, and without spare room: it may wait as long as a connection.
+pub fn cut(text: &str, most: usize) -> String {
+    let end = (most..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
 fn moment<S: Serializer>(at: &Option<SystemTime>, to: S) -> Result<S::Ok, S::Error> {
     at.map(rfc3339).serialize(to)
 }

@@ -10,8 +10,7 @@ use nix::{
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
-    fmt::{self, Write as _},
-    fs, io,
+    fmt, fs, io,
     net::{SocketAddr, ToSocketAddrs},
     os::{fd::AsRawFd, unix::fs::FileTypeExt},
     path::{Path, PathBuf},
@@ -28,6 +27,8 @@ const PATH_MAX: usize = 107;
 const APP_MAX: usize = 48;
 /// Longest name of a host in bytes (RFC 5424, 6).
 const HOST_MAX: usize = 255;
+/// How the names of our fields begin in the journal.
+const OURS: &str = "LONGSPLICE_";
 /// Severity of all lines: informational (RFC 5424, 6.2.1).
 const SEVERITY: u8 = 6;
 /// Time for a connection by TCP.
@@ -240,12 +241,13 @@ impl Envelope {
                 let mut entry = Vec::with_capacity(head.len() + line.len() + 1024);
                 entry.extend_from_slice(head.as_bytes());
                 journal_field(&mut entry, "MESSAGE", line);
-                let (mut name, mut value) = (String::new(), String::new());
+                let (mut name, mut value) = (OURS.to_owned(), String::new());
                 for field in &FIELDS {
                     let Some(of) = (field.of)(record) else { continue };
-                    name.clear();
+                    name.truncate(OURS.len());
+                    name.push_str(field.name);
+                    name[OURS.len()..].make_ascii_uppercase();
                     value.clear();
-                    let _ = write!(name, "LONGSPLICE_{}", field.name.to_ascii_uppercase()); // a String takes it
                     of.write(&mut value);
                     journal_field(&mut entry, &name, &value);
                 }
@@ -279,10 +281,10 @@ fn host() -> String {
 /// What came of an attempt to write.
 #[derive(Debug)]
 pub(super) enum Wrote {
-    /// All lines.
+    /// Nothing is left.
     All,
-    /// Not all: the receiver stands still. Try again, if that is still wanted.
-    Some,
+    /// As much as went at once. So many more lines are complete by that: none if the receiver stands still.
+    Some(u64),
     /// The next line cannot be sent, whoever listens.
     TooLong,
     /// The receiver is away, for this reason, and so many lines that were sent before have not reached it.
@@ -311,46 +313,39 @@ impl Connection {
         self.socket = None;
     }
 
-    /// Connects, and writes lines, as far as that goes. `written` is told how many have been.
-    pub fn write(&mut self, batch: &mut Batch, written: impl Fn(u64)) -> Wrote {
+    /// Connects, and writes a line, or of a stream what it takes at once. Takes half a second at most, or some for a connection.
+    pub fn write(&mut self, batch: &mut Batch) -> Wrote {
         let is_stream = matches!(self.to, Kind::Syslog(Address::Tcp(_)));
         // what is written into a connection that the other end has closed would be lost
         if is_stream && self.socket.as_ref().is_some_and(is_closed) {
             self.close();
             batch.repeat_line();
         }
-        loop {
-            let socket = match &self.socket {
-                Some(socket) => socket,
-                None => match self.connect() {
-                    Ok(socket) => self.socket.insert(socket),
-                    Err(e) => return Wrote::Away(e, 0),
-                },
-            };
-            if batch.left() == 0 {
-                return Wrote::All;
-            }
-            let piece = if is_stream { batch.piece(usize::MAX) } else { batch.line() };
-            match socket.send_with_flags(piece, MsgFlags::MSG_NOSIGNAL.bits()) {
-                Ok(n) if is_stream => written(batch.wrote(n)),
-                Ok(_) => {
-                    let whole = batch.line().len();
-                    written(batch.wrote(whole));
+        let socket = match &self.socket {
+            Some(socket) => socket,
+            None => match self.connect() {
+                Ok(socket) => self.socket.insert(socket),
+                Err(e) => return Wrote::Away(e, 0),
+            },
+        };
+        if batch.left() == 0 {
+            return Wrote::All;
+        }
+        let piece = if is_stream { batch.piece(usize::MAX) } else { batch.line() };
+        let whole = piece.len();
+        match socket.send_with_flags(piece, MsgFlags::MSG_NOSIGNAL.bits()) {
+            Ok(n) => Wrote::Some(batch.wrote(if is_stream { n } else { whole })),
+            Err(e) => match e.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EINTR | Errno::EAGAIN) => Wrote::Some(0),
+                Some(Errno::EMSGSIZE) => Wrote::TooLong,
+                of => {
+                    // an ICMP error has come for the datagram before
+                    let is_late = of == Some(Errno::ECONNREFUSED) && matches!(self.to, Kind::Syslog(Address::Udp(_)));
+                    self.close();
+                    batch.repeat_line();
+                    Wrote::Away(e, is_late.into())
                 }
-                Err(e) => match e.raw_os_error().map(Errno::from_raw) {
-                    Some(Errno::EINTR) => {}
-                    Some(Errno::EAGAIN) => return Wrote::Some,
-                    Some(Errno::EMSGSIZE) => return Wrote::TooLong,
-                    of => {
-                        // an ICMP error has come for the datagram before
-                        let is_late =
-                            of == Some(Errno::ECONNREFUSED) && matches!(self.to, Kind::Syslog(Address::Udp(_)));
-                        self.close();
-                        batch.repeat_line();
-                        return Wrote::Away(e, is_late.into());
-                    }
-                },
-            }
+            },
         }
     }
 

@@ -9,12 +9,13 @@ use super::{
     fields::{FIELDS, Field, Of, Value},
     record::Record,
 };
-use std::{fmt::Write as _, ops::Range};
+use std::ops::Range;
 
 /// Longest template in bytes. A line repeats it, and lines wait in memory.
 const LONGEST: usize = 4096;
 /// Most fields of a template: one may have all of them.
 const MOST: usize = 64;
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
 /// Names that differ from a known one by so much are taken for it.
 const NEAR: usize = 3;
 
@@ -193,7 +194,8 @@ fn escape(t: &mut String, text: &str, (quoted, stops): (bool, &[u8])) {
         if is_plain && !stops.contains(&b) {
             t.push(char::from(b));
         } else {
-            let _ = write!(t, "\\x{b:02X}"); // writing to a String cannot fail
+            t.push_str("\\x");
+            t.extend([b >> 4, b & 15].map(|digit| char::from(HEX[usize::from(digit)])));
         }
     }
 }
@@ -205,9 +207,9 @@ fn request(r: &Record) -> Option<String> {
     let (method, what) = match (r.listener, r.method.as_deref(), r.uri.as_deref()) {
         ("ftp", Some(verb), uri) => {
             let method = match verb {
+                "RETR" | "LIST" | "NLST" | "MLSD" => "GET",
                 "STOR" | "STOU" | "APPE" => "PUT",
-                "DELE" | "RMD" | "XRMD" => "DELETE",
-                _ => "GET",
+                _ => verb, // a command that was denied
             };
             let host = target.unwrap_or("-");
             let host = host.strip_suffix(":21").unwrap_or(host);
@@ -234,13 +236,12 @@ fn status(r: &Record) -> u16 {
     if let Some(status) = r.status {
         return status;
     }
-    let is_request = r.listener == "http" && r.method.is_some();
+    let is_request = r.listener != "ftp" && r.method.is_some();
     match r.how {
         // a request without a reply
         "client-reset" if is_request => 499, // as nginx
         "server-reset" if is_request => 502,
         "idle" if is_request => 504,
-        _ if is_request && r.refusal.is_none() => 503,
         "denied" | "forbidden" => 403,
         "bad-request" => 400,
         "auth-failed" => 407,
@@ -248,7 +249,8 @@ fn status(r: &Record) -> u16 {
         "unreachable" | "bad-reply" => 502,
         "no-server" | "limit" => 503,
         "timeout" => 504,
-        _ if r.server.is_none() => 503,
+        // it was told to stop
+        _ if is_request || r.server.is_none() => 503,
         _ => 200,
     }
 }

@@ -101,6 +101,10 @@ fn lines_of_web_servers() {
         ("server-reset", None, 502),
         ("idle", None, 504),
         ("stopped", None, 503),
+        ("stopped", Some("while its body was passed on"), 503),
+        ("left", Some("short"), 503),
+        ("lost", None, 503),
+        ("forbidden", Some("rule 1"), 403),
         ("timeout", Some("reply took too long"), 504),
         ("bad-reply", Some("x"), 502),
     ] {
@@ -121,6 +125,9 @@ fn lines_of_web_servers() {
     assert_eq!(common(&ftp), format!("{start}\"GET ftp://example.org/a%20b HTTP/1.0\" 226 20"));
     (ftp.method, ftp.uri) = (Some("STOR".into()), Some("c".into()));
     assert_eq!(common(&ftp), format!("{start}\"PUT ftp://example.org/c HTTP/1.0\" 226 20"));
+    // of other commands, only those have a line that are denied
+    (ftp.method, ftp.status, ftp.how, ftp.refusal) = (Some("MKD".into()), None, "denied", Some("rule 1".into()));
+    assert_eq!(common(&ftp), format!("{start}\"MKD ftp://example.org/c HTTP/1.0\" 403 20"));
 }
 
 fn status_of(record: &Record) -> u16 {
