@@ -74,8 +74,6 @@ struct Row<'a> {
     answered: Instant,
     /// The request that is served, for changes of fields.
     current: Current,
-    /// Start and method of a request that has no line in the access log yet.
-    pending: Option<(Instant, String)>,
     alarm: Alarm,
     /// Completes when the client may go to another process, or no new requests may be accepted.
     goes: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
@@ -114,22 +112,18 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
         count,
         answered,
         current: Current::default(),
-        pending: None,
         alarm: Alarm::new(),
         goes,
         stays: false,
     };
-    let end = row.live.end();
+    let (end, mut pending) = (row.live.end(), None);
     let next = tokio::select! {
-        next = row.requests() => next,
+        next = row.requests(&mut pending) => next,
         () = end => Next::Reset,
     };
     let is_forbidden = matches!(next, Next::Reset) && row.live.is_forbidden();
-    let pending = row.pending.take().map(|(started, method)| (started, Some(method)));
     // between two requests, there is one to tell of only if the connection does not simply end with all others
-    if let Some((started, method)) = pending.or_else(|| is_forbidden.then_some((began, None))) {
-        let mut record = row.record();
-        record.method = method;
+    if let Some((started, mut record)) = pending.or_else(|| is_forbidden.then(|| (began, row.record()))) {
         row.live.ended(&mut record);
         write(&row.live, record, started);
     }
@@ -171,8 +165,8 @@ impl Row<'_> {
         self.front.listener.record(self.client.leg.source())
     }
 
-    /// Serves one request after the other.
-    async fn requests(&mut self) -> Next {
+    /// Serves one request after the other. `pending`: start and record of one that has no line in the access log yet.
+    async fn requests(&mut self, pending: &mut Option<(Instant, Record)>) -> Next {
         loop {
             let read = self.read_request().await;
             let started = if self.count == 0 { self.began } else { Instant::now() };
@@ -180,13 +174,16 @@ impl Row<'_> {
                 Ok(Some(request)) => {
                     self.count += 1;
                     Counters::add(&self.shared().counters.requests);
-                    self.pending = Some((started, request.method.clone()));
                     let mut record = self.record();
                     record.method = Some(request.method.clone());
                     record.uri = path_of(&request);
                     record.extra = extra_of(&request, self.shared().wanted_of_requests());
-                    let next = self.serve(&request, record, started).await;
-                    (self.pending, self.answered) = (None, Instant::now());
+                    let next = self.serve(&request, &mut pending.insert((started, record)).1).await;
+                    // of what is relayed, the relay writes the line
+                    if let Some((_, record)) = pending.take().filter(|_| !matches!(next, Next::Relay(..))) {
+                        write(&self.live, record, started);
+                    }
+                    self.answered = Instant::now();
                     next
                 }
                 Ok(None) => return Next::Close,
@@ -204,23 +201,19 @@ impl Row<'_> {
     }
 
     /// Checks one request and answers it.
-    async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
+    async fn serve(&mut self, request: &Request, record: &mut Record) -> Next {
         self.current = Current::default();
         let judged = if !self.http.routes.is_empty() {
-            self.judge_for_site(request, &mut record).await
+            self.judge_for_site(request, record).await
         } else if self.front.listener.intercepts.is_some() {
-            self.judge_intercepted(request, &mut record)
+            self.judge_intercepted(request, record)
         } else {
-            self.judge(request, &mut record).await
+            self.judge(request, record).await
         };
         let own;
         let mut routed = match judged.and_then(|routed| self.fits(routed)) {
             Ok(routed) => routed,
-            Err((fault, status)) => {
-                let next = self.refuse(request, &mut record, &fault, status).await;
-                write(&self.live, record, started);
-                return next;
-            }
+            Err((fault, status)) => return self.refuse(request, record, &fault, status).await,
         };
         self.note_for_changes(&routed);
         if let Some(changed) = routed.changed.take() {
@@ -228,28 +221,23 @@ impl Row<'_> {
             routed.request = &own;
         }
         let request = routed.request;
-        let next = match &routed.to {
-            To::Elsewhere(status, location) => self.redirect(request, *status, location, &mut record).await,
-            To::Target(target) if request.method == "CONNECT" => self.connect(&routed, target, &mut record).await,
+        match &routed.to {
+            To::Elsewhere(status, location) => self.redirect(request, *status, location, record).await,
+            To::Target(target) if request.method == "CONNECT" => self.connect(&routed, target, record).await,
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
-                self.answer_options(request, &mut record).await
+                self.answer_options(request, record).await
             }
-            _ if self.of.cache.is_none() => self.forward_request(&routed, None, &mut record).await,
+            _ if self.of.cache.is_none() => self.forward_request(&routed, None, record).await,
             // boxed, to keep the tasks of other connections small
-            _ if request.method == "PURGE" => match Box::pin(self.purge(&routed, &mut record)).await {
+            _ if request.method == "PURGE" => match Box::pin(self.purge(&routed, record)).await {
                 Some(next) => next,
-                None => self.forward_request(&routed, None, &mut record).await,
+                None => self.forward_request(&routed, None, record).await,
             },
-            _ => match Box::pin(self.look_up(&routed, &mut record)).await {
+            _ => match Box::pin(self.look_up(&routed, record)).await {
                 Ok(next) => next,
-                Err(asking) => self.forward_request(&routed, asking, &mut record).await,
+                Err(asking) => self.forward_request(&routed, asking, record).await,
             },
-        };
-        if let Next::Relay(..) = next {
-            return next; // the relay writes the line
         }
-        write(&self.live, record, started);
-        next
     }
 
     /// Checks a request to a forward proxy: authentication, target and rules.

@@ -32,7 +32,7 @@ use crate::{
     counters::Counters,
     fault::{Fault, Step},
     handshake_buffer::{HandshakeBuffer, HandshakeError},
-    log::access_log::{Record, ms_since},
+    log::access_log::{Record, cut, ms_since},
     onward::{linger, write},
     pool::Lease,
     target::Target,
@@ -513,7 +513,7 @@ impl Session<'_> {
             return record; // passwords, and what stands for them
         }
         let uri = path.unwrap_or_else(|| String::from_utf8_lossy(&command.argument).into_owned());
-        record.uri = Some(uri.char_indices().take_while(|(at, _)| *at < LOGGED).map(|(_, c)| c).collect());
+        record.uri = Some(cut(&uri, LOGGED));
         record
     }
 

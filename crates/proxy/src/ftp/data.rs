@@ -15,8 +15,8 @@ use crate::{
     onward::write,
 };
 use longsplice_engine::{
-    BoundSocket, Command, Ended, FlowEventKind, FlowEvents, FlowInfo, Leftovers, Leg, LegOfProxy, Listener, SpliceWhen,
-    Splicer,
+    BoundSocket, Command, Ended, Finish, FlowEventKind, FlowEvents, FlowInfo, Leftovers, Leg, LegOfProxy, Listener,
+    Pair, SpliceWhen, Splicer,
 };
 use std::{
     collections::hash_map::RandomState,
@@ -90,17 +90,23 @@ impl Line {
     pub fn change(&self, change: impl FnOnce(&mut Record)) {
         change(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner));
     }
+}
 
-    fn begun(&self, id: u64, client: SocketAddr, server: SocketAddr) {
-        self.live.shared.begins(id, || {
-            let record = self.record.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            Record { client, server: Some(server), duration_ms: ms_since(self.started), ..record }
+/// What is kept of a transfer while it is relayed.
+struct OfTransfer(Arc<Line>);
+
+impl Finish for OfTransfer {
+    fn begun(&self, id: u64, Pair { client, server }: Pair<SocketAddr>, _: &FlowInfo) {
+        let OfTransfer(line) = self;
+        line.live.shared.begins(id, || {
+            let record = line.record.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            Record { client, server: Some(server), duration_ms: ms_since(line.started), ..record }
         });
     }
 
-    fn ended(&self, ended: &Ended) {
-        self.change(|record| {
-            record.ended(ended);
+    fn finish(self: Box<Self>, ended: Ended, _: &FlowInfo) {
+        self.0.change(|record| {
+            record.ended(&ended);
             (record.client, record.server) = (ended.client, Some(ended.server));
         });
     }
@@ -190,20 +196,15 @@ pub(crate) async fn make(session: &Session<'_>, plan: Plan, doors: &Doors) -> io
 
 /// Joins both connections. Returns the number of the flow once it is spliced, if the policy is to splice it at once, or will not be.
 pub(crate) async fn join(session: &Session<'_>, mut client: Leg, server: Leg, line: &Arc<Line>) -> u64 {
-    let (splicer, front, line) = (&session.live.shared.splicer, session.front, line.clone());
+    let (splicer, front) = (&session.live.shared.splicer, session.front);
     let info = session.info();
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
     Counters::add(&session.live.shared.counters.relayed);
     let events = (front.bodies.when == SpliceWhen::AtOnce).then(|| splicer.subscribe());
-    let (from, to) = (client.source(), server.remote());
-    let done = {
-        let line = line.clone();
-        move |ended: Ended, _: &FlowInfo| line.ended(&ended)
-    };
-    let id = splicer.hand_over(client, server, Leftovers::default(), front.bodies.clone(), info, done);
-    line.begun(id, from, to); // the line of the end is written when this one is dropped, too
+    let done = Box::new(OfTransfer(line.clone()));
+    let id = splicer.hand_over_to(client, server, Leftovers::default(), front.bodies.clone(), info, done);
     if let Some(events) = events {
         let _ = timeout(SPLICED_WITHIN, settled(events, id)).await; // then the first bytes are copied
     }

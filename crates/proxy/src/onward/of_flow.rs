@@ -11,10 +11,10 @@ use crate::{
 };
 use longsplice_engine::{Ended, Finish, FlowInfo, Pair};
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{net::SocketAddr, ops::Not, sync::Arc, time::Instant};
 
-/// A description of more bytes goes without what the log has besides, and without the path of its request, or else there may be no
-/// room for it.
+/// A description of more bytes goes without what the client says of itself, and then without the path of its request, or else there
+/// may be no room for it.
 const LONGEST: usize = 400;
 
 /// A request that leads to a relay.
@@ -65,6 +65,9 @@ pub(crate) struct Line {
     http: Option<(String, Option<String>, Option<u16>)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     extra: Option<Box<Extra>>,
+    /// See [`Extra::is_absolute`], which is no field of lines.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    is_absolute: bool,
     /// Names of a pool and its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<(String, String)>,
@@ -73,13 +76,34 @@ pub(crate) struct Line {
 impl Line {
     /// Describes what was said of a flow. `None`: nothing, or nothing that is understood.
     pub fn of(description: Option<&str>) -> Option<Line> {
-        serde_json::from_str(description?).ok()
+        let mut line: Line = serde_json::from_str(description?).ok()?;
+        let is_absolute = line.is_absolute;
+        line.extra.iter_mut().for_each(|extra| extra.is_absolute = is_absolute);
+        Some(line)
+    }
+
+    /// Returns what `of` reads, of limited length.
+    fn description(mut self) -> Option<String> {
+        self.is_absolute = self.extra.as_ref().is_some_and(|extra| extra.is_absolute);
+        let shorten: [fn(&mut Line); 2] = [
+            |line| line.extra.iter_mut().for_each(|extra| (extra.referrer, extra.user_agent) = (None, None)),
+            |line| line.http.iter_mut().for_each(|(_, uri, _)| *uri = None),
+        ];
+        let mut text = serde_json::to_string(&self).ok()?; // it consists of texts and numbers, so there is one
+        for shorten in shorten {
+            if text.len() > LONGEST {
+                shorten(&mut self);
+                text = serde_json::to_string(&self).ok()?;
+            }
+        }
+        Some(text)
     }
 
     /// Describes a flow of which nothing was said.
     pub fn since(started: Instant) -> Line {
-        let (passed, route, command, connect_ms, http, extra) = (None, None, None, None, None, None);
-        Line { started: started.into(), passed, route, command, connect_ms, http, extra, member: None }
+        let (passed, route, command, connect_ms, http, extra, member) = Default::default();
+        let started = started.into();
+        Line { started, passed, route, command, connect_ms, http, extra, is_absolute: false, member }
     }
 
     /// Fills in a line of the access log.
@@ -118,7 +142,7 @@ impl Finish for OfFlow {
             (None, Some(earlier)) => earlier.member.as_ref().map(|(pool, name)| (pool.to_string(), name.to_string())),
             (None, None) => None,
         };
-        let mut line = Line {
+        let line = Line {
             started: self.relayed.started.into(),
             passed: self.relayed.passed.as_deref().copied(),
             route: self.route.as_deref().map(String::from),
@@ -126,20 +150,10 @@ impl Finish for OfFlow {
             connect_ms: self.connect_ms,
             http: self.http.as_deref().map(|asked| (asked.method.clone(), asked.uri.clone(), asked.status)),
             extra: self.http.as_deref().and_then(|asked| asked.extra.clone()),
+            is_absolute: false,
             member,
         };
-        let text = serde_json::to_string(&line).ok()?; // it consists of texts and numbers, so there is one
-        if text.len() <= LONGEST {
-            return Some(text);
-        }
-        if line.extra.take().is_some() {
-            let text = serde_json::to_string(&line).ok()?;
-            if text.len() <= LONGEST {
-                return Some(text);
-            }
-        }
-        line.http = line.http.map(|(method, _, status)| (method, None, status));
-        serde_json::to_string(&line).ok()
+        line.description()
     }
 }
 
@@ -168,7 +182,7 @@ impl OfFlow {
 
     /// Goes on with what another process has described.
     pub fn going_on(line: Line, live: Live, front: &Front, lease: Option<Lease>, processes: u32) -> OfFlow {
-        let Line { started, passed, route, command, connect_ms, http, extra, member } = line;
+        let Line { started, passed, route, command, connect_ms, http, extra, member, .. } = line;
         let member = member.map(|(pool, name)| (pool.into(), name.into())).filter(|_| lease.is_none());
         OfFlow {
             relayed: Relayed { live, started: started.into(), passed: passed.map(Box::new) },
@@ -180,5 +194,51 @@ impl OfFlow {
             http: http.map(|(method, uri, status)| Box::new(Asked { method, uri, status, extra })),
             earlier: Some(Box::new(Earlier { processes, member })),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(uri: &str, agent: &str) -> Line {
+        let extra = Extra {
+            version: Some("HTTP/1.1".into()),
+            referrer: Some("http://a/".into()),
+            user_agent: Some(agent.into()),
+            is_absolute: true,
+        };
+        let http = Some(("GET".into(), Some(uri.into()), Some(101)));
+        Line { http, extra: Some(extra.into()), ..Line::since(Instant::now()) }
+    }
+
+    fn noted(line: Line) -> Record {
+        let text = line.description().unwrap();
+        assert!(text.len() <= LONGEST, "{text}");
+        let mut record = Record::new("http", None, "192.0.2.1:1000".parse().unwrap());
+        Line::of(Some(&text)).unwrap().note(&mut record);
+        record
+    }
+
+    /// The line of the end is the same in another process, and what is too long is left out of it in an order.
+    #[test]
+    fn requests_are_described() {
+        let whole = noted(line("/a", "curl"));
+        assert_eq!((whole.uri.as_deref(), whole.status), (Some("/a"), Some(101)));
+        assert_eq!(whole.extra, line("", "curl").extra);
+        let shorter = noted(line("/a", &"x".repeat(512)));
+        let version = Extra { referrer: None, user_agent: None, ..*line("", "").extra.unwrap() };
+        assert_eq!((shorter.uri.as_deref(), shorter.extra.as_deref()), (Some("/a"), Some(&version)));
+        let shortest = noted(line(&"x".repeat(1024), "curl"));
+        assert_eq!((shortest.uri, shortest.method.as_deref()), (None, Some("GET")));
+        assert_eq!(shortest.extra.as_deref(), Some(&version));
+    }
+
+    /// Processes of other versions say less, or more.
+    #[test]
+    fn other_descriptions_are_read() {
+        let text = Line::since(Instant::now()).description().unwrap();
+        assert!(!text.contains("is_absolute") && !text.contains("extra"), "{text}");
+        assert!(Line::of(Some(&text.replacen('{', "{\"later\":1,", 1))).unwrap().extra.is_none());
     }
 }
