@@ -13,6 +13,7 @@ use longsplice_engine::FlowStatus;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::watch,
+    task::yield_now,
     time::{Instant, sleep, sleep_until},
 };
 
@@ -20,15 +21,51 @@ use tokio::{
 const PAUSE: Duration = Duration::from_millis(100);
 /// Most flows of a part: 5000 a second. Each costs some microseconds, of which most are questions to the kernel.
 const MOST: usize = 500;
+/// Most flows that are told of before other tasks have their turn.
+const AT_ONCE: usize = 50;
+
+/// The flows that there are, and the log of their lines.
+trait Flows {
+    /// Returns how many there are, and the highest number of one.
+    fn extent(&self) -> (usize, u64);
+    /// Returns the records of the next ones.
+    fn after(&self, last: u64, most: usize) -> Vec<Record>;
+    fn lists(&self, id: u64) -> bool;
+    /// Whether lines that can be left out should be.
+    fn is_busy(&self) -> bool;
+    fn tell(&self, record: Record);
+}
+
+impl Flows for ServerContext {
+    fn extent(&self) -> (usize, u64) {
+        self.splicer.extent()
+    }
+
+    fn after(&self, last: u64, most: usize) -> Vec<Record> {
+        self.splicer.flows_after(last, most, None).iter().map(record).collect()
+    }
+
+    fn lists(&self, id: u64) -> bool {
+        self.splicer.lists(id)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.log.is_busy()
+    }
+
+    fn tell(&self, record: Record) {
+        self.log.write(record);
+    }
+}
 
 /// Writes the lines of all flows, at each interval. Idle while there is none.
 pub(super) async fn tell(shared: Arc<ServerContext>) {
-    let (mut intervals, mut number) = (shared.log.interval(), 0);
+    let mut intervals = shared.log.interval();
     loop {
         let every = *intervals.borrow_and_update();
         let told = async {
             match every {
-                Some(every) => number = tell_all(&shared, every, number).await,
+                Some(every) => tell_all(&*shared, every).await,
                 None => std::future::pending().await,
             }
         };
@@ -46,32 +83,36 @@ async fn unless_changed(told: impl Future<Output = ()>, interval: &mut watch::Re
     }
 }
 
-/// Goes through the list once, within the interval. `number`: how many flows there were last time. Returns how many there are.
-async fn tell_all(shared: &ServerContext, every: Duration, number: usize) -> usize {
-    let begun = Instant::now();
-    let expected = number.max(*shared.live.borrow() as usize);
-    let part = part(expected, every);
-    let (mut last, mut seen) = (0, 0);
-    loop {
+/// Goes through the list once, within the interval. Flows that begin meanwhile are too young, and have the highest numbers: so it is
+/// known from the start where the list ends, and how much of it there is at most.
+async fn tell_all(flows: &impl Flows, every: Duration) {
+    let end = Instant::now() + every;
+    let ((mut left, newest), mut last) = (flows.extent(), 0);
+    while last < newest {
         // lines of ends come first
-        while shared.log.is_busy() {
+        while flows.is_busy() {
             sleep(PAUSE).await;
         }
-        let page = shared.splicer.flows_after(last, part, None);
-        let Some(end) = page.last() else { break };
-        (last, seen) = (end.id, seen + page.len());
-        let is_old = |flow: &&FlowStatus| u128::from(flow.age_ms) >= every.as_millis();
-        page.iter().filter(is_old).for_each(|flow| shared.log.write(record(flow)));
+        let mut part = part(left, end.saturating_duration_since(Instant::now()));
+        left = left.saturating_sub(part);
+        while part > 0 && last < newest {
+            let page = flows.after(last, part.min(AT_ONCE));
+            last = page.last().and_then(|flow| flow.id).unwrap_or(newest);
+            part = part.saturating_sub(page.len());
+            let old = page.into_iter().filter(|flow| u128::from(flow.duration_ms) >= every.as_millis());
+            // it may have ended since, and its last line is that of the end
+            old.filter(|flow| flow.id.is_some_and(|id| flows.lists(id))).for_each(|flow| flows.tell(flow));
+            yield_now().await;
+        }
         sleep(PAUSE).await;
     }
-    sleep_until(begun + every).await;
-    seen
+    sleep_until(end).await;
 }
 
-/// Returns how many flows to tell of at a time, if there are so many.
-fn part(expected: usize, every: Duration) -> usize {
-    let parts = every.as_millis() / PAUSE.as_millis();
-    expected.div_ceil(usize::try_from(parts).unwrap_or(usize::MAX).max(1)).clamp(1, MOST)
+/// Returns how many flows to tell of now, if there are so many, and all within this time.
+fn part(flows: usize, within: Duration) -> usize {
+    let parts = within.as_millis() / PAUSE.as_millis();
+    flows.div_ceil(usize::try_from(parts).unwrap_or(usize::MAX).max(1)).clamp(1, MOST)
 }
 
 fn record(flow: &FlowStatus) -> Record {
@@ -97,6 +138,13 @@ fn record(flow: &FlowStatus) -> Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{
+        collections::BTreeSet,
+        sync::{
+            Mutex,
+            atomic::{AtomicBool, Ordering::Relaxed},
+        },
+    };
 
     #[test]
     fn protocols_keep_their_names() {
@@ -123,6 +171,118 @@ mod tests {
         {
             assert_eq!(part(expected, seconds(every)), at_once, "{expected} flows in {every} s");
         }
-        assert_eq!(part(9, Duration::from_secs(u64::MAX)), 1);
+        assert_eq!((part(9, Duration::from_secs(u64::MAX)), part(9, Duration::ZERO)), (1, 9));
+    }
+
+    /// A list that changes while it is gone through.
+    #[derive(Default)]
+    struct Changing {
+        all: Mutex<BTreeSet<u64>>,
+        busy: AtomicBool,
+        /// Called with the list and the last number, each time that a page is asked for.
+        changes: Option<Change>,
+        told: Mutex<Vec<(u64, Instant)>>,
+    }
+
+    type Change = Box<dyn Fn(&mut BTreeSet<u64>, u64)>;
+
+    impl Flows for Changing {
+        fn extent(&self) -> (usize, u64) {
+            let all = self.all.lock().unwrap();
+            (all.len(), all.last().copied().unwrap_or_default())
+        }
+
+        fn after(&self, last: u64, most: usize) -> Vec<Record> {
+            assert!(most <= AT_ONCE);
+            let mut all = self.all.lock().unwrap();
+            let page = all.range(last + 1..).take(most).map(|id| flow(*id)).collect();
+            self.changes.iter().for_each(|change| change(&mut all, last));
+            page
+        }
+
+        fn lists(&self, id: u64) -> bool {
+            self.all.lock().unwrap().contains(&id)
+        }
+
+        fn is_busy(&self) -> bool {
+            self.busy.load(Relaxed)
+        }
+
+        fn tell(&self, record: Record) {
+            self.told.lock().unwrap().push((record.id.unwrap(), Instant::now()));
+        }
+    }
+
+    /// One of a thousand is young.
+    fn flow(id: u64) -> Record {
+        let (id, duration_ms) = (Some(id), if id % 1000 == 0 { 59_999 } else { 60_000 });
+        Record { id, duration_ms, ..Record::new("plug", None, "192.0.2.1:1000".parse().unwrap()) }
+    }
+
+    fn told(flows: &Changing) -> Vec<u64> {
+        flows.told.lock().unwrap().iter().map(|(id, _)| *id).collect()
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn the_list_takes_an_interval_and_each_part_of_it_its_share() {
+        let flows = Changing { all: Mutex::new((1..=100_000).collect()), ..Changing::default() };
+        let begun = Instant::now();
+        tell_all(&flows, MINUTE).await;
+        assert_eq!(begun.elapsed(), MINUTE);
+        assert_eq!(told(&flows), (1..=100_000).filter(|id| id % 1000 > 0).collect::<Vec<_>>());
+        let half = flows.told.lock().unwrap().iter().filter(|(_, at)| *at - begun < MINUTE / 2).count();
+        assert!((49_000..51_000).contains(&half), "{half}");
+    }
+
+    /// Those that come are of the next round, however many they are.
+    #[tokio::test(start_paused = true)]
+    async fn flows_that_begin_make_no_round_longer() {
+        let changes: Change = Box::new(|all, _| {
+            let next = all.last().unwrap() + 1;
+            all.extend(next..next + 1000);
+        });
+        let flows = Changing { all: Mutex::new((1..=50).collect()), changes: Some(changes), ..Changing::default() };
+        let begun = Instant::now();
+        tell_all(&flows, MINUTE).await;
+        assert_eq!((begun.elapsed(), told(&flows)), (MINUTE, (1..=50).collect()));
+        // and then the round is as quick as it has to be
+        let flows = Changing { changes: None, ..flows };
+        let (begun, number) = (Instant::now(), flows.extent().0);
+        assert!(number > 20_000);
+        tell_all(&flows, MINUTE).await;
+        assert_eq!(begun.elapsed(), MINUTE);
+        assert_eq!(told(&flows).len(), 50 + number - number / 1000);
+    }
+
+    /// The time for which lines of ends have priority is made up for.
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_log_is_waited_for() {
+        let flows = Changing { all: Mutex::new((1..=999).collect()), ..Changing::default() };
+        flows.busy.store(true, Relaxed);
+        let begun = Instant::now();
+        let free = async {
+            sleep(MINUTE / 2).await;
+            assert_eq!(told(&flows), [0_u64; 0]);
+            flows.busy.store(false, Relaxed);
+        };
+        tokio::join!(tell_all(&flows, MINUTE), free);
+        assert_eq!((begun.elapsed(), told(&flows).len()), (MINUTE, 999));
+    }
+
+    /// The last line of a flow is that of its end.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_told_of_those_that_have_ended() {
+        // each time that some are asked for, every second one of them ends before it can be told of
+        let changes: Change = Box::new(|all, last| all.retain(|id| *id <= last || id % 2 > 0));
+        let flows = Changing { all: Mutex::new((1..=900).collect()), changes: Some(changes), ..Changing::default() };
+        tell_all(&flows, MINUTE).await;
+        assert_eq!(told(&flows), (1..=900).filter(|id| id % 2 > 0).collect::<Vec<_>>());
+        // or all do, and then there is none to go on with
+        let changes: Change = Box::new(|all, _| all.clear());
+        let flows = Changing { all: Mutex::new((1..=900).collect()), changes: Some(changes), ..Changing::default() };
+        tell_all(&flows, MINUTE).await;
+        assert_eq!(told(&flows), [0_u64; 0]);
     }
 }
