@@ -100,7 +100,7 @@ impl<'a> Stream<'a> {
                     }
                 }
                 "log_format" | "access_log" => {
-                    let why = "the access log has its own fields (log = { file = \"PATH\" } says where it is)";
+                    let why = "[log] says where the access log goes and what its lines are like (file, template)";
                     site.notes.left_out(&inner.line, why);
                 }
                 "include" => site.notes.left_out(&inner.line, outside("include")),
@@ -567,7 +567,7 @@ fn setting(name: &str) -> &'static str {
         "proxy_next_upstream_timeout" => "limits.connect is for all servers together",
         "proxy_socket_keepalive" => "policy = { keepalive = SECONDS } says how often",
         "proxy_upload_rate" | "proxy_download_rate" => "there is no limit of bytes per second",
-        "access_log" => "all listeners share one (log = { file = \"PATH\" })",
+        "access_log" => "all listeners share one ([log]: file, syslog or journal)",
         "error_log" => "messages go to standard error",
         "resolver" | "resolver_timeout" => "names are looked up by the system's resolver (limits.resolve)",
         "limit_conn_dry_run" => "limits are in force",

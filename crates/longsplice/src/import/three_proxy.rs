@@ -365,7 +365,7 @@ fn why(command: &str) -> &'static str {
         "nserver" | "nscache" | "nscache6" | "nsrecord" | "authnserver" | "fakeresolve" | "dialer" => {
             "names are looked up by the system's resolver (/etc/resolv.conf, /etc/hosts)"
         }
-        "logformat" | "rotate" | "archiver" | "logdump" => "the access log has its own fields: docs/access-log.md",
+        "logformat" | "rotate" | "archiver" | "logdump" => "[log] says where the access log goes: docs/access-log.md",
         "daemon" | "service" | "pidfile" | "setuid" | "setgid" | "chroot" | "stacksize" | "config" | "writable"
         | "monitor" => "the program runs in the foreground, as the user that starts it (longsplice.service)",
         "authcache" => "each connection is judged by itself",

@@ -175,10 +175,10 @@ impl Running {
         Running::launch(dir, command, control, &arguments, more)
     }
 
-    /// Starts the proxy with a configuration that says where its access log goes.
-    pub fn logging_elsewhere(command: Command, configuration: &Path) -> Running {
-        let arguments = ["--config", configuration.to_str().unwrap()];
-        Running::launch(tempfile::tempdir().unwrap(), command, None, &arguments, &[])
+    /// Starts a proxy that copies, with a configuration that says where its access log goes.
+    pub fn logging_elsewhere(configuration: &Path) -> Running {
+        let arguments = ["--copy-only", "--config", configuration.to_str().unwrap()];
+        Running::launch(tempfile::tempdir().unwrap(), Command::new(LONGSPLICE), None, &arguments, &[])
     }
 
     fn launch(

@@ -215,7 +215,7 @@ mod tests {
 
     /// One of a thousand is young.
     fn flow(id: u64) -> Record {
-        let (id, duration_ms) = (Some(id), if id % 1000 == 0 { 59_999 } else { 60_000 });
+        let (id, duration_ms) = (Some(id), if id.is_multiple_of(1000) { 59_999 } else { 60_000 });
         Record { id, duration_ms, ..Record::new("plug", None, "192.0.2.1:1000".parse().unwrap()) }
     }
 

@@ -213,8 +213,7 @@ pub fn why(name: &str) -> &'static str {
     match name {
         "log" | "log-tag" | "log-format" | "log-format-sd" | "error-log-format" | "unique-id-format"
         | "unique-id-header" | "capture" | "declare" => {
-            "the access log is written to standard output or a file, with its own fields \
-                (log = { file = \"PATH\" }, docs/access-log.md)"
+            "[log] says where the access log goes and what its lines are like (file, syslog, template: docs/access-log.md)"
         }
         "errorfile" | "errorfiles" | "errorloc" | "errorloc302" | "errorloc303" | "http-error" => {
             "its files hold heads as well, and ours only the page (error_page = [{ status = 503, file = \"PATH\" }])"
