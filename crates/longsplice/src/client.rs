@@ -246,7 +246,15 @@ pub fn rule(control: Option<&Path>, args: &RuleArgs) -> Outcome {
         let text = |key| one[key].as_str().unwrap_or("any address");
         let allowed = if one["allowed"] == true { "allowed" } else { "denied" };
         let by = one["rule"].as_u64().map_or_else(String::new, |n| format!(" by rule {n}"));
-        writeln!(out, "{}: {}: {allowed}{by}: {}", text("listener"), text("server"), text("why"))?;
+        let through =
+            one["upstream"].as_str().map_or_else(String::new, |name| format!(", through upstream proxy {name}"));
+        let pool = one["pool"].as_str().map_or_else(String::new, |name| match through.is_empty() {
+            true => format!(", to a server of pool {name}"),
+            false => format!(" (pool {name})"),
+        });
+        let server = text("server");
+        let comma = if pool.is_empty() && through.is_empty() || by.is_empty() { "" } else { "," };
+        writeln!(out, "{}: {server}: {allowed}{through}{pool}{comma}{by}: {}", text("listener"), text("why"))?;
     }
     if decided.is_empty() {
         return Err(format!("no listener lets its clients choose {target}: all that could have a fixed target").into());

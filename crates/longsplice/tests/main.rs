@@ -33,6 +33,7 @@ mod import;
 mod inspect;
 mod killed;
 mod killed_early;
+mod led;
 mod limits;
 mod login;
 mod metrics;

@@ -19,11 +19,11 @@ use std::{
 use test_case::test_case;
 
 /// Of our listeners, and of the server.
-const PORT: u16 = 7001;
+pub const PORT: u16 = 7001;
 /// Of the upstream proxy, at the server's host.
-const UPSTREAM: u16 = 3128;
+pub const UPSTREAM: u16 = 3128;
 /// Of the one before it in a chain, which speaks SOCKS.
-const FIRST: u16 = 1080;
+pub const FIRST: u16 = 1080;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn front(family: Family) -> SocketAddr {
@@ -44,7 +44,7 @@ fn plug(family: Family, of_it: &str) -> Setting {
 }
 
 /// Our program as the upstream proxy, with the users ann and a name that only it knows.
-fn ours(setting: &Setting, protocol: &str) -> (Pins, Running) {
+pub fn ours(setting: &Setting, protocol: &str) -> (Pins, Running) {
     let path = |name: &str| setting.dir.path().join(name);
     fs::write(path("hosts"), format!("{} only.there\n{} only.there\n", SERVER.v4, SERVER.v6)).unwrap();
     let rules = format!("rules = [{{ action = \"allow\", target = [\"{}\", \"{}\"] }}]\n", SERVER.v4, SERVER.v6);
@@ -62,13 +62,13 @@ fn ours(setting: &Setting, protocol: &str) -> (Pins, Running) {
 }
 
 /// Answers one client of the port as this function does, over and over.
-fn rude(setting: &Setting, family: Family, answer: impl Fn(TcpStream) + Send + 'static) {
+pub fn rude(setting: &Setting, family: Family, answer: impl Fn(TcpStream) + Send + 'static) {
     let listener = setting.listen(SERVER.port(family, UPSTREAM));
     thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(&answer));
 }
 
 /// Reads up to the end of a head.
-fn head(stream: &mut TcpStream) -> String {
+pub fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -78,7 +78,7 @@ fn head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-const SECRET: &str = "user = \"ann\"\npassword = \"secret\"";
+pub const SECRET: &str = "user = \"ann\"\npassword = \"secret\"";
 
 /// The client's bytes come to the target, and are spliced; the lines of both proxies say where to.
 #[test_case("socks5", Family::V4; "socks v4")]

@@ -25,7 +25,7 @@ use crate::{cache::Cache, habit::Habit, pool::Pool, stream::Stream};
 use alarm::Alarm;
 use bytes::Bytes;
 use fields::Current;
-use forward_request::{Held, RoutedRequest, To};
+use forward_request::{Held, Onwards, RoutedRequest, To};
 use line::{extra_of, path_of};
 use longsplice_engine::{Leftovers, Leg, LegOfProxy};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, accept::KNOWN, forward, path, reply::Reply};
@@ -38,7 +38,7 @@ use longsplice_proxy::{
     filter::{FilterDecision, ReplyFilter},
     limits::Limits,
     log::access_log::Record,
-    onward::{DELIVER, Ready, Relayed, connect, linger, relay, write},
+    onward::{DELIVER, Ready, Relayed, connect, dial::Reached, linger, relay, write},
     rewrite::Wanted,
     target::{Host, Target},
 };
@@ -131,11 +131,11 @@ pub(crate) async fn serve(live: Live, (front, http, of): (&Front, &Http, &HttpLi
     match next {
         Next::Relay(record) => {
             let Some(held) = server else { return client.close(&shared.splicer) };
-            let Held { stream, lease, .. } = held;
-            let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
+            let Held { stream, lease, onward: Onwards { way, known, place }, .. } = held;
+            let ((client, to_server), (leg, to_client)) = (client.into_parts(), stream.into_parts());
             let left = Leftovers::new(to_server, to_client);
-            let lease = lease.map(|lease| lease.general);
-            let ready = Ready { server, left, lease };
+            let lease = lease.map(|lease| lease.general).or(place);
+            let ready = Ready::reached(Reached { leg, lease, way, known }, left);
             return relay(Relayed { live, started: began, passed: None }, front, client, ready, *record);
         }
         Next::Reset => {
@@ -272,13 +272,14 @@ impl Row<'_> {
         let listener = &self.front.listener;
         let subject = routed.subject(&self.client);
         self.client.leg.speaks_first(false);
-        let server = match connect(self.shared(), listener, &self.client.leg, &subject, target, record).await {
-            Ok(server) => Stream::new(server),
+        let (server, onward) = match connect(self.shared(), listener, &self.client.leg, &subject, target, record).await
+        {
+            Ok(reached) => Onwards::of(reached),
             Err(fault) => return self.refuse(routed.request, record, &fault, status_of(&fault)).await,
         };
         record.server = Some(server.leg.remote());
         record.status = Some(200);
-        self.server = Some(Held { target: target.clone(), stream: server, reused: false, lease: None });
+        self.server = Some(Held { target: target.clone(), stream: server, reused: false, lease: None, onward });
         let granted = self.client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
         match timeout(listener.limits.handshake, granted).await {
             Ok(Ok(())) => Next::Relay(Box::new(record.clone())),

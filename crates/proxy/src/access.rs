@@ -9,10 +9,14 @@
 //! addresses of this machine are guarded as well ([`own`](crate::access::own)); a rule opens one by naming just that address.
 //!
 //! Rules with methods or paths match HTTP requests only: bytes relayed after CONNECT or SOCKS are not inspected.
+//!
+//! A rule that allows may say where a connection goes instead of to its target ([`Way`]). Only connections can go there: whatever
+//! else is allowed or denied by rules asks [`Rules::check_here`].
 
 pub mod guarded_ranges;
 mod index;
 pub mod own;
+mod way;
 
 use crate::{
     later::Later,
@@ -26,6 +30,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     str::FromStr,
 };
+pub use way::Way;
 
 /// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +84,17 @@ pub struct Rule {
     pub methods: Vec<String>,
     /// Paths of HTTP requests.
     pub path: Vec<PathPattern>,
+    /// Where a connection goes that it allows; none: where the listener leads.
+    pub way: Option<Way>,
+}
+
+/// What allows a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Number of the rule, from 1; none if no rule matches.
+    pub rule: Option<usize>,
+    /// Where that rule leads.
+    pub way: Option<Way>,
 }
 
 /// One entry of a rule's list of paths, compared with the result of [`longsplice_http::path::plain`]. Case-sensitive.
@@ -140,6 +156,8 @@ struct Filed {
 pub enum Denied {
     /// A rule; its number in the list, from 1.
     Rule(usize),
+    /// A rule that leads to a proxy or a pool, where nothing but connections can go; its number in the list, from 1.
+    Led(usize),
     /// A guarded address; the name of its range.
     Guarded(&'static str),
     /// A rule on replies; its number in the list, from 1.
@@ -177,6 +195,7 @@ impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Denied::Rule(n) => write!(f, "rule {n}"),
+            Denied::Led(n) => write!(f, "rule {n} leads connections elsewhere, and nothing else"),
             Denied::Reply(n) => write!(f, "reply rule {n}"),
             Denied::Upload(n) => write!(f, "upload rule {n}"),
             Denied::Unchanged(why) | Denied::Unread(why) => f.write_str(why),
@@ -249,8 +268,8 @@ impl Rules {
         self.judge(subject, target, server).map(drop)
     }
 
-    /// The same. Returns the number of the rule that allows it, from 1; none if no rule matches.
-    pub fn judge(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<Option<usize>, Denied> {
+    /// The same. Returns what allows it.
+    pub fn judge(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<Allowed, Denied> {
         let ip = server.ip().to_canonical();
         let (guard, filed) = (self.guard(ip), self.filed.now());
         for (i, rule) in filed.candidates(subject, &target.host, Some(ip), server.port()) {
@@ -259,11 +278,11 @@ impl Rules {
             }
             match rule.action {
                 Action::Deny if rule.denies(&target.host, ip) => return Err(Denied::Rule(i + 1)),
-                Action::Allow if rule.allows(&target.host, ip, guard) => return Ok(Some(i + 1)),
+                Action::Allow if rule.allows(&target.host, ip, guard) => return Ok(rule.allowed(i)),
                 Action::Deny | Action::Allow => {}
             }
         }
-        guard.map_or(Ok(None), |name| Err(Denied::Guarded(name)))
+        guard.map_or(Ok(Allowed::default()), |name| Err(Denied::Guarded(name)))
     }
 
     /// Checks whether the request may go to `server`, or, if there is no address, to the name: an upstream proxy looks it up. Rules
@@ -277,13 +296,13 @@ impl Rules {
         self.judge_known(subject, target, server).map(drop)
     }
 
-    /// The same. Returns the number of the rule that allows it, from 1; none if no rule matches.
+    /// The same. Returns what allows it.
     pub fn judge_known(
         &self,
         subject: &Subject<'_>,
         target: &Target,
         server: Option<SocketAddr>,
-    ) -> Result<Option<usize>, Denied> {
+    ) -> Result<Allowed, Denied> {
         if let Some(server) = server {
             return self.judge(subject, target, server);
         }
@@ -292,7 +311,23 @@ impl Rules {
         let mut candidates = filed.candidates(subject, &target.host, None, target.port);
         match candidates.find(|(_, rule)| rule.covers(subject, target.port) && is_meant(rule)) {
             Some((i, Rule { action: Action::Deny, .. })) => Err(Denied::Rule(i + 1)),
-            found => Ok(found.map(|(i, _)| i + 1)),
+            found => Ok(found.map(|(i, rule)| rule.allowed(i)).unwrap_or_default()),
+        }
+    }
+
+    /// Checks whether something else than a connection of ours may go to `server`, an address of `target`: it cannot go where a rule
+    /// leads.
+    pub fn check_here(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
+        self.judge(subject, target, server)?.is_here(target)
+    }
+
+    /// The same of [`Rules::check_name`]: names that lead elsewhere are not looked up either.
+    pub fn check_name_here(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
+        self.check_name(subject, target)?;
+        match (&target.host, self.judge_known(subject, target, None)) {
+            (Host::Name(_), Ok(allowed)) => allowed.is_here(target),
+            // only the address decides
+            (Host::Name(_), Err(_)) | (Host::Ip(_), _) => Ok(()),
         }
     }
 
@@ -337,7 +372,21 @@ impl Filed {
     }
 }
 
+impl Allowed {
+    fn is_here(&self, target: &Target) -> Result<(), Denied> {
+        match (self.rule, &self.way) {
+            (Some(n), Some(way)) if way.leads_away(target) => Err(Denied::Led(n)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Rule {
+    /// `i`: its place in the list, from 0.
+    fn allowed(&self, i: usize) -> Allowed {
+        Allowed { rule: Some(i + 1), way: self.way.clone() }
+    }
+
     fn covers(&self, subject: &Subject<'_>, port: u16) -> bool {
         let client = subject.client.to_canonical();
         (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
@@ -349,7 +398,7 @@ impl Rule {
 
     /// Whether it matches every request.
     pub(crate) fn matches_all(&self) -> bool {
-        let Rule { action: _, client, target, ports, users, methods, path } = self;
+        let Rule { action: _, client, target, ports, users, methods, path, way: _ } = self;
         let any = |net: &IpNet| net.prefix_len() == 0;
         // both families
         let all =
@@ -391,7 +440,7 @@ impl fmt::Display for Rule {
             let quoted: Vec<_> = of.iter().map(|one| format!("\"{one}\"")).collect();
             if of.is_empty() { Ok(()) } else { write!(f, ", {key} = [{}]", quoted.join(", ")) }
         }
-        let Rule { action, client, target, ports, users, methods, path } = self;
+        let Rule { action, client, target, ports, users, methods, path, way } = self;
         f.write_str(match action {
             Action::Allow => "{ action = \"allow\"",
             Action::Deny => "{ action = \"deny\"",
@@ -402,6 +451,12 @@ impl fmt::Display for Rule {
         list(f, "users", users)?;
         list(f, "methods", methods)?;
         list(f, "path", path)?;
+        match way {
+            Some(Way::Direct) => f.write_str(", upstream = false")?,
+            Some(Way::Through(upstream)) => write!(f, ", upstream = \"{}\"", upstream.name)?,
+            Some(Way::Pool(pool)) => write!(f, ", pool = \"{pool}\"")?,
+            None => {}
+        }
         f.write_str(" }")
     }
 }

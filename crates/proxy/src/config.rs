@@ -14,6 +14,7 @@ mod filter;
 pub mod ftp;
 mod handshake;
 mod intercepting;
+mod lead;
 mod log;
 pub mod login;
 mod pages;
@@ -31,7 +32,7 @@ pub mod upstream;
 mod value;
 
 use crate::{
-    access::Rules,
+    access::{Rule, Rules, Way},
     commands::Commands,
     fields::FieldChanges,
     filter::Filter,
@@ -468,6 +469,14 @@ impl ListenerConfig {
         let of_http = self.http().into_iter().flat_map(|http| &http.routes).filter_map(Route::pool);
         let of_tls = self.tls_routes().iter().filter_map(|route| route.target.as_ref()?.pool());
         of_http.chain(of_tls).chain(self.fixed_pool())
+    }
+
+    /// Returns the names of the pools to which rules lead.
+    pub(crate) fn rule_pools(&self) -> impl Iterator<Item = &str> {
+        fn pool(rule: &Rule) -> Option<&str> {
+            if let Some(Way::Pool(pool)) = &rule.way { Some(pool) } else { None }
+        }
+        self.rules.list().iter().filter_map(pool)
     }
 
     /// Returns the name of the pool of all clients, if there is just one.

@@ -9,7 +9,7 @@ pub(crate) mod watcher;
 pub(crate) mod workers;
 
 use crate::{
-    access::{Denied, Subject, own::Listening},
+    access::{Denied, Subject, Way, own::Listening},
     commands::{ASSOCIATIONS, BINDS},
     config::{Config, ListenerConfig, Protocol},
     context::{
@@ -27,6 +27,7 @@ use crate::{
         access_log::{AccessLog, Event, Record, Wants},
         complaints::Complaints,
     },
+    onward::led::AllLed,
     pool::Pools,
     resolve::Resolver,
     start_error::StartError,
@@ -144,6 +145,8 @@ pub struct ServerContext {
     pub(crate) roll: Roll,
     /// Flows that were reset because they are forbidden now, until they have ended, and why.
     pub(crate) forbidden: Mutex<HashMap<u64, Arc<str>>>,
+    /// Flows that do not go straight to their targets.
+    pub(crate) led: AllLed,
     /// Count of the connections of all listeners.
     pub(crate) all: Arc<Counted>,
     /// Count of the connections to servers whose clients are not accepted yet.
@@ -179,7 +182,7 @@ pub(crate) struct Opened {
 pub(crate) type TapDirs = Arc<HashMap<PathBuf, Arc<TapDir>>>;
 
 impl ServerContext {
-    /// Enters that the rules have allowed a client something. Fails if they have changed meanwhile, and deny it.
+    /// Enters that the rules have allowed a client a server at this address. Fails if they have changed meanwhile, and deny it.
     pub fn note(
         &self,
         client: &Leg,
@@ -187,7 +190,30 @@ impl ServerContext {
         subject: &Subject<'_>,
         (target, server): (&Target, SocketAddr),
     ) -> Result<(), Denied> {
-        self.roll.decided(client, &listener.rules, subject, (target, listener.judged(target, server)))
+        self.roll.decided(client, &listener.rules, subject, (target, Some(server))).map(drop)
+    }
+
+    /// Whether a connection to the target may serve another request: the rules allow this one as well, and lead it the same way.
+    /// Enters that. `known`: the address of the target; none if the rules know the name alone.
+    pub fn may_serve(
+        &self,
+        client: &Leg,
+        listener: &ListenerConfig,
+        subject: &Subject<'_>,
+        target: &Target,
+        (way, known): (&Way, Option<SocketAddr>),
+    ) -> bool {
+        let wanted = listener.wanted(client);
+        let by_name = match wanted {
+            Some(_) => Ok(None), // it has an address, whatever its name is
+            None => listener.by_name(&listener.rules, subject, target),
+        };
+        let Ok(by_name) = by_name else { return false };
+        if by_name.is_some() != known.is_none() {
+            return false;
+        }
+        let allowed = self.roll.decided(client, &listener.rules, subject, (target, known));
+        allowed.is_ok_and(|allowed| listener.way(allowed.way, target, wanted) == *way)
     }
 
     /// Writes a line of the access log, and tells who wants to hear of it.

@@ -88,8 +88,8 @@ pub(crate) async fn handshake(
         false => connect(shared, listener, client, &subject, &chosen.target, record).await,
     };
     let mut out = Vec::new();
-    let mut server = match connected {
-        Ok(server) => server,
+    let mut reached = match connected {
+        Ok(reached) => reached,
         Err(fault) => {
             session.say(&format!("cannot connect to {}: {}\n", chosen.name, reason(&fault)), &mut out);
             // The refusal is logged either way; the client may be gone.
@@ -97,17 +97,17 @@ pub(crate) async fn handshake(
             return Err(fault);
         }
     };
+    let server = &mut reached.leg;
     record.server = Some(server.remote());
     session.say(&format!("connected to {}\n", chosen.name), &mut out);
     let handed = async {
         write(client, &mut out, login.prompt).await?;
-        hand_over(session, (client, &mut server), &input[at..], (chosen.telnet, user.filter(|_| login.user_variable)))
-            .await
+        hand_over(session, (client, server), &input[at..], (chosen.telnet, user.filter(|_| login.user_variable))).await
     };
     match handed.await {
-        Ok(left) => Ok(Ready { server, left, lease: None }),
+        Ok(left) => Ok(Ready::reached(reached, left)),
         Err(fault) => {
-            shared.splicer.discard(server);
+            shared.splicer.discard(reached.leg);
             Err(fault)
         }
     }

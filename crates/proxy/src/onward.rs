@@ -1,20 +1,22 @@
 //! The steps that all protocols share once the target is known: connect, relay or refuse, and write the log line.
 
 pub mod dial;
+pub(crate) mod led;
 pub(crate) mod of_flow;
 pub(crate) mod opening;
 pub(crate) mod pooled;
 mod upstream;
 
 use crate::{
-    access::{Rules, Subject},
+    access::{Rules, Subject, Way},
     config::ListenerConfig,
     context::{Front, Live, ServerContext, roll::Enrolled},
     counters::Counters,
     fault::Fault,
     log::access_log::{Record, ms_since},
     onward::{
-        dial::dial,
+        dial::{Reached, dial, dial_server},
+        led::Led,
         of_flow::{Asked, OfFlow},
     },
     pool::Lease,
@@ -46,12 +48,20 @@ pub struct Ready {
     pub left: Leftovers,
     /// The server of a pool, occupied up to the end.
     pub lease: Option<Lease>,
+    /// How the connection is led, if it does not go straight to its target.
+    pub led: Option<Arc<Led>>,
 }
 
 impl Ready {
     /// Returns what is ready with a server that is of no pool, and bytes for it.
     pub(crate) fn with(server: Leg, rest: impl Into<Bytes>) -> Ready {
-        Ready { server, left: Leftovers::for_server(rest), lease: None }
+        Ready { server, left: Leftovers::for_server(rest), lease: None, led: None }
+    }
+
+    /// Returns what is ready with a server that was reached, and bytes that were read too early.
+    pub fn reached(reached: Reached, left: Leftovers) -> Ready {
+        let (server, lease, led) = reached.into_parts();
+        Ready { server, left, lease, led }
     }
 }
 
@@ -65,7 +75,7 @@ pub struct Relayed {
     pub passed: Option<Box<[u64; 2]>>,
 }
 
-/// Connects to the target, if the rules of the listener allow it. Notes in the record how long it took.
+/// Connects to the target, or to where the rules lead, if the rules of the listener allow it. Notes in the record how long it took.
 pub async fn connect(
     shared: &ServerContext,
     listener: &ListenerConfig,
@@ -73,7 +83,7 @@ pub async fn connect(
     subject: &Subject<'_>,
     target: &Target,
     record: &mut Record,
-) -> Result<Leg, Fault> {
+) -> Result<Reached, Fault> {
     let to = (target, listener.wanted(client));
     connect_under(&listener.rules, shared, listener, client, subject, to, record).await
 }
@@ -87,11 +97,35 @@ pub(crate) async fn connect_under(
     subject: &Subject<'_>,
     (target, at): (&Target, Option<SocketAddr>),
     record: &mut Record,
-) -> Result<Leg, Fault> {
+) -> Result<Reached, Fault> {
     let began = Instant::now();
-    let called = dial(shared, listener, rules, client, subject, (target, at)).await;
+    let called = dial(shared, listener, rules, client, subject, (target, at), record).await;
     record.connect_ms = Some(ms_since(began));
-    let mut server = called?;
+    let reached = called?;
+    if let Way::Pool(_) = reached.way {
+        return Ok(reached); // it knows of the client already
+    }
+    Ok(Reached { leg: introduced(shared, listener, client, reached.leg).await?, ..reached })
+}
+
+/// Connects to a server that the configuration names, whatever the rules are.
+pub(crate) async fn connect_server(
+    shared: &ServerContext,
+    listener: &ListenerConfig,
+    client: &Leg,
+    server: &Target,
+) -> Result<Leg, Fault> {
+    let leg = dial_server(shared, listener, client, server).await?;
+    introduced(shared, listener, client, leg).await
+}
+
+/// Tells a server who the client is, if it is to know.
+async fn introduced(
+    shared: &ServerContext,
+    listener: &ListenerConfig,
+    client: &Leg,
+    mut server: Leg,
+) -> Result<Leg, Fault> {
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),
         Err(e) => {
@@ -108,7 +142,8 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     let enrolled = relayed.live.enrolled.take();
     Counters::add(&shared.counters.relayed);
     let target = record.target.unwrap_or_default();
-    let Ready { server, left, lease } = ready;
+    let Ready { server, left, lease, led } = ready;
+    let is_led = led.as_ref().map(Arc::downgrade);
     let member = lease.as_ref().map(|lease| lease.0.label.clone());
     let info = FlowInfo::new(record.listener, target).with_user(record.user).with_listen(record.listen);
     let info = info.with_name(record.name).with_member(member);
@@ -116,6 +151,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         relayed,
         listener: record.listener,
         lease,
+        led,
         route: record.route.map(String::into_boxed_str),
         command: record.command,
         connect_ms: record.connect_ms,
@@ -126,6 +162,8 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         earlier: None,
     };
     let flow = shared.splicer.hand_over_to(client, server, left, front.policy.clone(), info, Box::new(done));
+    // before it leaves the roll, where it is judged otherwise
+    is_led.into_iter().for_each(|led| shared.led.enter(flow, &led));
     shared.triggers.begin(flow, &front.listener.triggers, &front.taps, None);
     if let Some(why) = enrolled.and_then(Enrolled::leave) {
         forbid(&shared, flow, why);

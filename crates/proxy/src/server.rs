@@ -185,6 +185,7 @@ impl Prepared {
             relays: Relays::default(),
             roll: Roll::default(),
             forbidden: Mutex::default(),
+            led: Default::default(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             early: Counted::unlimited(),
             silent: Default::default(),
@@ -511,8 +512,10 @@ fn names(config: &Config) -> BTreeSet<String> {
 fn listening<'a>(doors: impl IntoIterator<Item = &'a Door>, pools: &Pools) -> Listening {
     let of = |door: &Door| {
         let listener = &door.fronts.now().listener;
-        let pool = listener.fixed_pool().and_then(|name| pools.get(name));
-        let members = pool.into_iter().flat_map(|pool| &pool.members).map(|member| &member.target);
+        // who reads its clients does not lead a connection on by itself
+        let of_rules = listener.rule_pools().filter(|_| listener.leads_all());
+        let led = listener.fixed_pool().into_iter().chain(of_rules).filter_map(|name| pools.get(name));
+        let members = led.flat_map(|pool| &pool.members).map(|member| &member.target);
         listener.binds().then(|| (door.addr, listener.fixed_target().into_iter().chain(members).cloned().collect()))
     };
     Listening(doors.into_iter().filter_map(of).collect())

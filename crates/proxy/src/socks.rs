@@ -31,7 +31,7 @@ use crate::{
 };
 use asked::Asked;
 use bytes::Bytes;
-use longsplice_engine::Leg;
+use longsplice_engine::{Leftovers, Leg};
 use std::{
     convert::Infallible,
     fmt::Display,
@@ -272,11 +272,11 @@ async fn connect_to(
     record: &mut Record,
 ) -> Result<Ready, Fault> {
     let subject = request.subject(client);
-    let server = connect(shared, &front.listener, client, &subject, &request.target, record).await?;
-    record.server = Some(server.remote());
-    let granted = timeout(front.listener.limits.handshake, request.grant(client, server.local())).await;
+    let reached = connect(shared, &front.listener, client, &subject, &request.target, record).await?;
+    record.server = Some(reached.leg.remote());
+    let granted = timeout(front.listener.limits.handshake, request.grant(client, reached.leg.local())).await;
     granted.map_err(late)?.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
-    Ok(Ready::with(server, request.rest.clone()))
+    Ok(Ready::reached(reached, Leftovers::for_server(request.rest.clone())))
 }
 
 async fn associate(

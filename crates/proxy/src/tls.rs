@@ -22,7 +22,7 @@ use crate::{
     target::{Host, Target},
 };
 use hello::{ClientHello, HELLO_MAX, HelloError, Scan};
-use longsplice_engine::Leg;
+use longsplice_engine::{Leftovers, Leg};
 use std::borrow::Cow;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
@@ -110,7 +110,8 @@ async fn lead(
     let subject = Subject::by(client.source().ip());
     let target = match (led, &asked) {
         (Some(LeadTo::Pool(pool)), _) => {
-            let connected = Box::pin(pooled::connect(shared, (&rules, listener), client, &subject, pool, record)).await;
+            let connected =
+                Box::pin(pooled::connect(shared, (Some(&rules), listener), client, &subject, pool, record)).await;
             let (server, lease) = connected.map_err(refused)?;
             record.target.get_or_insert_with(|| lease.0.name.to_string());
             return Ok(Ready { lease: Some(lease), ..Ready::with(server, buffer.rest()) });
@@ -121,10 +122,10 @@ async fn lead(
     record.target.get_or_insert_with(|| target.to_string());
     // A name only leads where the configuration says so: its client wants another address.
     let at = listener.wanted(client).filter(|_| led.is_none());
-    let server =
+    let reached =
         connect_under(&rules, shared, listener, client, &subject, (target, at), record).await.map_err(refused)?;
-    record.server = Some(server.remote());
-    Ok(Ready::with(server, buffer.rest()))
+    record.server = Some(reached.leg.remote());
+    Ok(Ready::reached(reached, Leftovers::for_server(buffer.rest())))
 }
 
 fn bad(e: HandshakeError<HelloError>) -> (Fault, Option<u8>) {

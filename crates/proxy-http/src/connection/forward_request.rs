@@ -29,7 +29,7 @@ use longsplice_http::{
     reply::Reply,
 };
 use longsplice_proxy::{
-    access::{Rules, Subject},
+    access::{Subject, Way},
     coding::Decoder,
     config::Http,
     counters::Counters,
@@ -37,12 +37,15 @@ use longsplice_proxy::{
     fields::without,
     filter::ReplyFilter,
     log::access_log::{Record, ms_since},
-    onward::{connect, dial::dial},
-    pool::Key,
+    onward::{
+        connect,
+        dial::{Reached, dial_server},
+    },
+    pool::{self, Key},
     rewrite::Wanted,
     target::Target,
 };
-use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll, time::Instant};
+use std::{borrow::Cow, future::poll_fn, net::SocketAddr, sync::Arc, task::Poll, time::Instant};
 
 /// A request and its destination.
 pub(super) struct RoutedRequest<'a> {
@@ -77,6 +80,37 @@ pub(super) struct Held {
     pub reused: bool,
     /// The server of a pool, if it is one.
     pub lease: Option<Lease>,
+    /// How it was reached, if the client has named the target.
+    pub onward: Onwards,
+}
+
+/// How a target was reached that a client has named.
+pub(super) struct Onwards {
+    /// Where the rules have led.
+    pub way: Way,
+    /// The address that they have judged; none: the name alone.
+    pub known: Option<SocketAddr>,
+    /// The place at a server or proxy of a pool to which they lead.
+    pub place: Option<pool::Lease>,
+}
+
+impl Default for Onwards {
+    fn default() -> Onwards {
+        Onwards { way: Way::Direct, known: None, place: None }
+    }
+}
+
+impl Onwards {
+    /// Returns the connection of what was reached, and the rest.
+    pub fn of(reached: Reached) -> (Stream, Onwards) {
+        let Reached { leg, lease, way, known } = reached;
+        (Stream::new(leg), Onwards { way, known, place: lease })
+    }
+
+    /// Returns the name of the upstream proxy, if there is one.
+    fn upstream(&self) -> Option<Arc<str>> {
+        if let Way::Through(upstream) = &self.way { Some(upstream.name.as_str().into()) } else { None }
+    }
 }
 
 /// Attempts for one request.
@@ -211,19 +245,24 @@ impl Row<'_> {
         if let Some(held) = &mut self.server
             && held.target == *target
             && !fresh
-            // The rules may deny this request and have allowed the last one.
-            && shared.note(&self.client.leg, listener, &subject, (target, held.stream.leg.remote())).is_ok()
+            // The rules may deny this request, or lead it elsewhere, and have allowed the last one.
+            && shared.may_serve(&self.client.leg, listener, &subject, target, (&held.onward.way, held.onward.known))
             && held.stream.is_quiet()
         {
             held.reused = true;
+            if let Some(place) = &held.onward.place {
+                place.note(record);
+            }
+            record.upstream = held.onward.upstream();
             Counters::add(&self.shared().counters.reused);
             return Ok(());
         }
         self.drop_server();
         // The last segment of the handshake waits for the request: it would promise the server a large window.
         self.client.leg.speaks_first(true);
-        let server = connect(self.shared(), listener, &self.client.leg, &subject, target, record).await?;
-        self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
+        let reached = connect(self.shared(), listener, &self.client.leg, &subject, target, record).await?;
+        let (stream, onward) = Onwards::of(reached);
+        self.server = Some(Held { target: target.clone(), stream, reused: false, lease: None, onward });
         Ok(())
     }
 
@@ -250,17 +289,16 @@ impl Row<'_> {
                 && let Some(stream) = lease.member.idle(&shared.splicer, &self.client.leg)
             {
                 Counters::add(&shared.counters.reused);
-                self.server = Some(Held { target, stream, reused: true, lease: Some(lease) });
+                let onward = Onwards::default();
+                self.server = Some(Held { target, stream, reused: true, lease: Some(lease), onward });
                 return Ok(());
             }
             // Access to the pool was decided before, for the request as a whole.
-            let (rules, listener) = (Rules::default(), &self.front.listener);
-            let subject = routed.subject(&self.client);
             self.client.leg.speaks_first(true);
-            let client = &self.client.leg;
-            match dial(&shared, listener, &rules, client, &subject, (&target, None)).await {
+            match dial_server(&shared, &self.front.listener, &self.client.leg, &target).await {
                 Ok(leg) => {
-                    self.server = Some(Held { target, stream: Stream::new(leg), reused: false, lease: Some(lease) });
+                    let (stream, onward) = (Stream::new(leg), Onwards::default());
+                    self.server = Some(Held { target, stream, reused: false, lease: Some(lease), onward });
                     return Ok(());
                 }
                 Err(fault) => tries.failed(&lease, fault, &shared.counters),
@@ -279,7 +317,7 @@ impl Row<'_> {
         let last = !self.may_go_on(request);
         let limits = &self.limits_of(routed);
         let idle = self.front.policy.idle_limit.get();
-        let Some(Held { target, stream: server, reused, lease }) = &mut self.server else { return End::Stale };
+        let Some(Held { target, stream: server, reused, lease, .. }) = &mut self.server else { return End::Stale };
         let habit = lease.as_ref().map_or(&self.habit, |lease| &lease.member.habit);
         record.server = Some(server.leg.remote());
         lease.iter().for_each(|lease| lease.general.note(record));

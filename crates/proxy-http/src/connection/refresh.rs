@@ -22,7 +22,8 @@ use tokio::time::timeout;
 
 impl Row<'_> {
     /// Whether a stale reply may be sent before its server is asked again. Replies that a filter has to judge or to change, and
-    /// servers that expect a client's address first, need a client.
+    /// servers that expect a client's address first, need a client. Where connections do not go straight to their targets, the address
+    /// from which a reply has come tells nothing.
     pub(super) fn may_refresh(&self, found: &Found, question: &Question) -> bool {
         let Some((cache, _)) = &self.of.cache else { return false };
         let listener = &self.front.listener;
@@ -30,6 +31,7 @@ impl Row<'_> {
         let alone = filter.rules.is_empty()
             && filter.changes.list.is_empty()
             && listener.intercepts.is_none()
+            && listener.is_straight()
             && listener.proxy_protocol.send.is_none();
         let default = cache.config().stale_while_revalidate;
         alone && found.stored.meta.may_be_stale(question, "stale-while-revalidate", default, SystemTime::now())

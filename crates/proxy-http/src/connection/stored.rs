@@ -16,7 +16,7 @@ use longsplice_http::{
     forward::{self, Back, Content},
     reply::Reply,
 };
-use longsplice_proxy::{fields::FieldChanges, log::access_log::Record};
+use longsplice_proxy::{access::Way, fields::FieldChanges, log::access_log::Record};
 use std::{
     io,
     ops::Range,
@@ -107,18 +107,24 @@ impl Row<'_> {
         // access to a pool was decided before
         let To::Target(target) = &routed.to else { return true };
         let (subject, from) = (routed.subject(&self.client), found.stored.meta.server);
-        let listener = &self.front.listener;
-        listener.rules.check_known(&subject, target, listener.judged(target, from)).is_ok()
+        self.front.listener.may_have(&subject, target, from)
     }
 
     /// Returns the URL of a request, as in [`Question::url`].
     fn url_of(&self, routed: &RoutedRequest<'_>) -> Option<String> {
         let (Form::Absolute(_, path) | Form::Origin(path)) = &routed.request.form else { return None };
+        // who is led another way may be meant to get something else
+        let led = |target| match self.front.listener.led(&routed.subject(&self.client), target) {
+            None => String::new(),
+            Some(Way::Direct) => "direct ".into(),
+            Some(Way::Through(upstream)) => format!("through {} ", upstream.name),
+            Some(Way::Pool(pool)) => format!("pool {pool} "),
+        };
         match &routed.to {
             To::Target(target) if self.front.listener.intercepts.is_some() => {
-                Some(format!("{} http://{}{path}", self.client.leg.local(), host(target)))
+                Some(format!("{}{} http://{}{path}", led(target), self.client.leg.local(), host(target)))
             }
-            To::Target(target) => Some(format!("http://{}{path}", host(target))),
+            To::Target(target) => Some(format!("{}http://{}{path}", led(target), host(target))),
             To::Pool(pool, _) => {
                 let site = routed.site.as_deref().unwrap_or_default().to_ascii_lowercase();
                 // servers may answer otherwise what is changed by the route

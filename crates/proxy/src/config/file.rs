@@ -14,11 +14,11 @@ use super::{
     ftp::FtpOptions,
     handshake::RawHandshake,
     intercepting::Shown,
+    lead::{LedAt, RawLead},
     log::RawLog,
     login::{RawDestination, RawKeys, RawLogin},
     pages::RawErrorPage,
     plug::parse_listen,
-    pool::PoolConfig,
     route::RawRoute,
     site::{Number, RawPool},
     socks::RawCommands,
@@ -242,6 +242,8 @@ struct RawRule {
     users: Option<Spanned<Many<Parsed<UserName>>>>,
     methods: Option<Spanned<Many<Parsed<Method>>>>,
     path: Option<Spanned<Many<Parsed<PathPattern>>>>,
+    upstream: Option<Spanned<RawLead>>,
+    pool: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -401,15 +403,18 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         .for_each(|(ip, at)| places.add(ip, source.place(at.clone())));
     let spans: Vec<_> = pools.iter().map(|(name, pool)| (name.clone(), pool.span())).collect();
     config.pools = source.pools(pools)?;
-    config.upstreams = source.upstreams(&upstreams)?;
+    config.upstreams = source.upstreams(&upstreams, &config.pools)?;
     for listener in listeners.0 {
         let listen = listener.get_ref().listen.span();
         let name = listener.get_ref().name.as_ref().map(Spanned::span);
         let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
         let tap = listener.get_ref().tap.as_ref().map(Spanned::span);
         let upstream = listener.get_ref().upstream.clone();
-        let mut listener = source.listener(listener, &config.pools)?;
+        let rules = listener.get_ref().rules.0.iter().zip(0..);
+        let led: Vec<LedAt> = rules.filter_map(|(rule, i)| Some((i, rule.get_ref().leads_at()?))).collect();
+        let mut listener = source.listener(listener, &config)?;
         source.lead_through(&mut listener, upstream, &config.upstreams)?;
+        source.may_lead(&listener, &led)?;
         if disagree(&config.listeners, &listener) {
             let cure =
                 "another listener has a cache in this directory, with other keys: write the same, or another dir";
@@ -436,8 +441,8 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
 }
 
 impl SourceFile<'_> {
-    fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {
-        let span = spanned.span();
+    fn listener(&self, spanned: Spanned<Listener>, config: &Config) -> Result<ListenerConfig, ConfigError> {
+        let (span, pools) = (spanned.span(), &config.pools[..]);
         let mut raw = spanned.into_inner();
         let whose = self.intercepts(&mut raw)?;
         let (of_plug, of_tpot) = self.handshake(&raw, whose)?;
@@ -583,7 +588,7 @@ impl SourceFile<'_> {
         listener.shows_clients = shows_clients;
         listener.handshake = of_tpot;
         let guarded = listener.rules.guarded || (whose.is_some() && !listener.leads_all());
-        let rules = Rules::new(self.rules(raw.rules.0, guarded), guarded);
+        let rules = Rules::new(self.rules(raw.rules.0, guarded, config)?, guarded);
         listener.rules = if whose.is_some() { rules.for_intercepted() } else { rules };
         let RawPolicy { policy, says_when } = raw.policy.0;
         listener.policy = policy;
@@ -604,10 +609,13 @@ impl SourceFile<'_> {
     }
 
     /// Returns the rules. Warns of those that are never reached.
-    fn rules(&self, raw: Vec<Spanned<RawRule>>, guarded: bool) -> Vec<Rule> {
+    fn rules(&self, raw: Vec<Spanned<RawRule>>, guarded: bool, config: &Config) -> Result<Vec<Rule>, ConfigError> {
         let (mut rules, mut last): (Vec<Rule>, _) = (Vec::new(), None);
         for (number, spanned) in (1..).zip(raw) {
-            let (at, rule) = (spanned.span(), rule(spanned.into_inner()));
+            let (at, mut raw) = (spanned.span(), spanned.into_inner());
+            let leads = (raw.upstream.take(), raw.pool.take());
+            let rule = rule(raw);
+            let rule = Rule { way: self.way(leads, rule.action, config)?, ..rule };
             // What allows everything leaves guarded addresses to the rules after it.
             let opens = guarded && rule.action == Action::Allow && !rule.target.is_empty();
             if let Some((by, action)) = last
@@ -619,7 +627,7 @@ impl SourceFile<'_> {
             }
             rules.push(rule);
         }
-        rules
+        Ok(rules)
     }
 
     fn http(
@@ -701,6 +709,13 @@ impl SourceFile<'_> {
     }
 }
 
+impl RawRule {
+    /// Returns where it stands that it leads somewhere.
+    fn leads_at(&self) -> Option<Range<usize>> {
+        self.upstream.as_ref().map(Spanned::span).or(self.pool.as_ref().map(Spanned::span))
+    }
+}
+
 fn rule(raw: RawRule) -> Rule {
     Rule {
         action: raw.action.into(),
@@ -710,5 +725,6 @@ fn rule(raw: RawRule) -> Rule {
         users: raw.users.into_iter().flat_map(|u| u.into_inner().0).map(|u| u.0.0).collect(),
         methods: raw.methods.into_iter().flat_map(|m| m.into_inner().0).map(|m| m.0.0).collect(),
         path: raw.path.into_iter().flat_map(|p| p.into_inner().0).map(|p| p.0).collect(),
+        way: None,
     }
 }

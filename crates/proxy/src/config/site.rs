@@ -1,7 +1,7 @@
 //! HTTP routes and pools in the TOML file.
 
 use super::{
-    Config, ConfigError,
+    Config, ConfigError, ListenerConfig,
     pool::{Ask, Balance, Check, Get, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, Sticky, WEIGHT_MAX},
     route::{RawRoute, list},
     source::SourceFile,
@@ -336,15 +336,25 @@ impl SourceFile<'_> {
     /// Warns of pools that nothing leads to, and of keys that nobody reads who is led there.
     pub(super) fn look_at_pools(&self, spans: Vec<(String, Range<usize>)>, config: &Config) {
         for (name, at) in spans {
-            let users = || config.listeners.iter().filter(|listener| listener.pools().any(|pool| pool == name));
+            let leads = |l: &ListenerConfig| l.pools().chain(l.rule_pools()).any(|pool| pool == name);
+            let users = || config.listeners.iter().filter(|listener| leads(listener));
+            let of_proxies = config.upstreams.iter().find(|upstream| upstream.pool.as_deref() == Some(&*name));
             let pool = config.pools.iter().find(|pool| pool.name == name);
             let reads =
                 pool.is_some_and(|p| p.sticky.is_some() || matches!(p.balance, Balance::ConsistentHash(Key::Field(_))));
-            if users().next().is_none() {
-                self.warn(at, &format!("nothing leads to pool {name}: no listener and no route names it"));
-            } else if let Some(listener) = users().find(|listener| listener.http().is_none()).filter(|_| reads) {
-                let what =
-                    format!("clients of {} are led to pool {name} without a look at cookies and fields", listener.name);
+            let reads_nothing = |l: &&ListenerConfig| l.http().is_none_or(|http| http.routes.is_empty());
+            let whose = match (users().find(reads_nothing), of_proxies) {
+                (Some(listener), _) => Some(format!("clients of {}", listener.name)),
+                (None, Some(upstream)) => Some(format!("connections through upstream proxy {}", upstream.name)),
+                (None, None) => None,
+            };
+            if users().next().is_none() && of_proxies.is_none() {
+                self.warn(
+                    at,
+                    &format!("nothing leads to pool {name}: no listener, route, rule or upstream proxy names it"),
+                );
+            } else if let Some(whose) = whose.filter(|_| reads) {
+                let what = format!("{whose} are led to pool {name} without a look at cookies and fields");
                 self.warn(at, &format!("{what}: hash_field and sticky are for HTTP"));
             }
         }

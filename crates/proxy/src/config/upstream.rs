@@ -1,7 +1,8 @@
 //! Upstream proxies: other proxies through which the connections of a listener go on.
 
 use super::{
-    ConfigError, ListenerConfig, PlugHandshake, Protocol,
+    ConfigError, ListenerConfig, Protocol,
+    pool::PoolConfig,
     source::SourceFile,
     value::{Many, Parsed},
 };
@@ -11,9 +12,8 @@ use crate::{
     secrets::{self, Secret},
     target::{Host, Target},
 };
-use longsplice_engine::TpotHandshake;
 use serde::Deserialize;
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, ops::Range, path::PathBuf, sync::Arc};
 use toml::Spanned;
 
 /// Maximum number of servers of an upstream proxy: all are tried for one connection.
@@ -30,8 +30,10 @@ pub struct Upstream {
     pub name: String,
     /// What it speaks.
     pub protocol: UpstreamProtocol,
-    /// One to [`SERVERS_MAX`] servers that are equivalent: they are tried in this order.
+    /// One to [`SERVERS_MAX`] servers that are equivalent: they are tried in this order. None, if there is a pool.
     pub servers: Vec<Target>,
+    /// Name of the pool of its servers.
+    pub pool: Option<Arc<str>>,
     /// Name and password, if it asks for them.
     pub login: Option<(String, String)>,
     /// Targets to which connections do not go through it.
@@ -58,13 +60,19 @@ impl Upstream {
         let ip = at.map(|at| at.ip().to_canonical()).or(target.host.ip());
         !self.direct.iter().any(|p| p.matches_name(&target.host) || ip.is_some_and(|ip| p.matches_ip(ip)))
     }
+
+    /// Whether it, or one through which it is reached, has a pool.
+    fn has_pool(&self) -> bool {
+        self.pool.is_some() || self.through.as_ref().is_some_and(|next| next.has_pool())
+    }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawUpstream {
     protocol: UpstreamProtocol,
-    servers: Spanned<Many<Parsed<Target>>>,
+    servers: Option<Spanned<Many<Parsed<Target>>>>,
+    pool: Option<Spanned<String>>,
     user: Option<Spanned<String>>,
     password: Option<Spanned<String>>,
     password_file: Option<Spanned<PathBuf>>,
@@ -77,36 +85,84 @@ pub(super) struct RawUpstream {
 pub(super) type RawUpstreams = BTreeMap<String, Spanned<RawUpstream>>;
 
 impl SourceFile<'_> {
-    pub(super) fn upstreams(&self, raw: &RawUpstreams) -> Result<Vec<Arc<Upstream>>, ConfigError> {
-        raw.keys().map(|name| self.upstream(name, raw, 1)).collect()
+    pub(super) fn upstreams(
+        &self,
+        raw: &RawUpstreams,
+        pools: &[PoolConfig],
+    ) -> Result<Vec<Arc<Upstream>>, ConfigError> {
+        raw.keys().map(|name| self.upstream(name, (raw, pools), 1)).collect()
     }
 
     /// `place`: in the chain, from the end at the client.
-    fn upstream(&self, name: &str, all: &RawUpstreams, place: usize) -> Result<Arc<Upstream>, ConfigError> {
+    fn upstream(
+        &self,
+        name: &str,
+        (all, pools): (&RawUpstreams, &[PoolConfig]),
+        place: usize,
+    ) -> Result<Arc<Upstream>, ConfigError> {
         let raw = all[name].get_ref();
-        let servers: Vec<Target> = raw.servers.get_ref().0.iter().map(|server| server.0.clone()).collect();
-        if !(1..=SERVERS_MAX).contains(&servers.len()) {
-            let cure = format!("an upstream proxy has 1 to {SERVERS_MAX} servers: write \"HOST:PORT\" for each");
-            return Err(self.wrong(raw.servers.span(), &cure));
-        }
+        let (servers, pool) = self.upstream_servers(&all[name], pools)?;
         let through = match &raw.through {
             None => None,
-            Some(next) if !all.contains_key(next.get_ref()) => return Err(self.no_upstream(next)),
+            Some(next) if !all.contains_key(next.get_ref()) => {
+                return Err(self.no_upstream(next.span(), next.get_ref()));
+            }
             Some(next) if place == CHAIN_MAX => {
                 let cure = format!("a chain has at most {CHAIN_MAX} proxies, and must not come back: remove `through`");
                 return Err(self.wrong(next.span(), &cure));
             }
-            Some(next) => Some(self.upstream(next.get_ref(), all, place + 1)?),
+            Some(next) => Some(self.upstream(next.get_ref(), (all, pools), place + 1)?),
         };
+        if let (Some(pool), Some(at), Some(next)) = (&pool, &raw.pool, &through) {
+            let is_checked = pools.iter().any(|known| *known.name == **pool && known.check.is_some());
+            let cure = match () {
+                () if next.has_pool() => "a chain has one pool at most: write servers for the other one",
+                () if is_checked => {
+                    "its servers are checked without going through the other proxy: remove `check` from the pool, or `through`"
+                }
+                () => "",
+            };
+            if !cure.is_empty() {
+                return Err(self.wrong(at.span(), cure));
+            }
+        }
         Ok(Arc::new(Upstream {
             name: name.to_owned(),
             protocol: raw.protocol,
             servers,
+            pool,
             login: self.upstream_login(raw)?,
             direct: raw.direct.0.iter().map(|pattern| pattern.0.clone()).collect(),
             resolve: raw.resolve,
             through,
         }))
+    }
+
+    /// Returns the servers of an upstream proxy, or the name of their pool.
+    fn upstream_servers(
+        &self,
+        spanned: &Spanned<RawUpstream>,
+        pools: &[PoolConfig],
+    ) -> Result<(Vec<Target>, Option<Arc<str>>), ConfigError> {
+        match (&spanned.get_ref().servers, &spanned.get_ref().pool) {
+            (Some(_), Some(pool)) => {
+                Err(self.wrong(pool.span(), "an upstream proxy has servers or a pool of them: remove one of the keys"))
+            }
+            (None, Some(pool)) => Ok((Vec::new(), Some(self.pool_named(pool.clone(), pools)?.into()))),
+            (None, None) => {
+                let cure = "where does it listen? add servers = \"HOST:PORT\", or pool = \"NAME\"";
+                Err(self.wrong(spanned.span(), cure))
+            }
+            (Some(servers), None) => {
+                let all: Vec<Target> = servers.get_ref().0.iter().map(|server| server.0.clone()).collect();
+                if !(1..=SERVERS_MAX).contains(&all.len()) {
+                    let cure =
+                        format!("an upstream proxy has 1 to {SERVERS_MAX} servers: write \"HOST:PORT\" for each");
+                    return Err(self.wrong(servers.span(), &cure));
+                }
+                Ok((all, None))
+            }
+        }
     }
 
     fn upstream_login(&self, raw: &RawUpstream) -> Result<Option<(String, String)>, ConfigError> {
@@ -147,9 +203,10 @@ impl SourceFile<'_> {
         Ok(Some((user.get_ref().clone(), password)))
     }
 
-    fn no_upstream(&self, name: &Spanned<String>) -> ConfigError {
-        let cure = format!("there is no upstream proxy \"{0}\": add [upstream.{0}]", name.get_ref());
-        self.wrong(name.span(), &cure)
+    fn no_upstream(&self, at: Range<usize>, name: &str) -> ConfigError {
+        let is_none = matches!(name, "none" | "direct" | "false");
+        let or = if is_none { "; in a rule, upstream = false leads to none" } else { "" };
+        self.wrong(at, &format!("there is no upstream proxy \"{name}\": add [upstream.{name}]{or}"))
     }
 
     /// Leads the connections of a listener through the proxy of this name.
@@ -160,42 +217,37 @@ impl SourceFile<'_> {
         all: &[Arc<Upstream>],
     ) -> Result<(), ConfigError> {
         let Some(name) = name else { return Ok(()) };
-        let upstream = all.iter().find(|u| u.name == *name.get_ref()).ok_or_else(|| self.no_upstream(&name))?;
-        let names_addresses = |p: &Pattern| matches!(p, Pattern::Prefix(_));
-        let is_site = listener.http().is_some_and(|http| !http.routes.is_empty());
+        let upstream = self.upstream_named(name.span(), name.get_ref(), all)?;
         let cure = match &listener.protocol {
-            Protocol::Ftp(_) => "data connections of FTP would not go through it: remove the key",
-            Protocol::Transparent => {
-                "both hosts shake hands with each other: remove the key, or use protocol = \"plug\""
-            }
-            Protocol::Plug { handshake: PlugHandshake::EndToEnd, .. } => {
-                "both hosts shake hands with each other: remove the key, or the handshake"
-            }
+            _ if listener.no_proxy().is_some() => listener.no_proxy(),
             Protocol::Socks5 { commands, .. } if !commands.only_connect() && *commands != Commands::default() => {
-                "it is asked for connections only: remove the key, or all commands but \"connect\""
+                Some("it is asked for connections only: remove the key, or all commands but \"connect\"")
             }
-            _ if is_site || listener.pools().next().is_some() => {
-                "servers of pools and sites are not asked for through a proxy: remove the key"
-            }
-            _ if listener.handshake != TpotHandshake::Basic => {
-                "servers are connected to on the client's SYN, which no proxy can be asked for: use handshake = \"basic\""
-            }
-            _ if listener.shows_clients => "servers see the upstream proxy: remove the key, or `source`",
-            _ if upstream.resolve.is_none()
-                && listener.rules.list().iter().any(|r| r.target.iter().any(names_addresses)) =>
-            {
+            _ if upstream.resolve.is_none() && listener.rules.name_addresses() => Some(
                 "its rules name addresses, and it would look up names itself: add resolve = true to the upstream proxy, \
-                 so that names are looked up here, or resolve = false if rules need not know the addresses of names"
-            }
-            _ => {
-                if let Protocol::Socks5 { commands, .. } = &mut listener.protocol {
-                    commands.served = vec![Command::Connect];
-                }
-                listener.upstream = Some(upstream.clone());
-                return Ok(());
-            }
+                 so that names are looked up here, or resolve = false if rules need not know the addresses of names",
+            ),
+            _ => None,
         };
-        Err(self.wrong(name.span(), cure))
+        if let Some(cure) = cure {
+            return Err(self.wrong(name.span(), cure));
+        }
+        if let Protocol::Socks5 { commands, .. } = &mut listener.protocol {
+            commands.served = vec![Command::Connect];
+        }
+        listener.upstream = Some(upstream);
+        Ok(())
+    }
+
+    /// Returns the upstream proxy of this name, which there has to be.
+    pub(super) fn upstream_named(
+        &self,
+        at: Range<usize>,
+        name: &str,
+        all: &[Arc<Upstream>],
+    ) -> Result<Arc<Upstream>, ConfigError> {
+        let found = all.iter().find(|upstream| upstream.name == name).cloned();
+        found.ok_or_else(|| self.no_upstream(at, name))
     }
 }
 

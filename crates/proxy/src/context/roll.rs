@@ -5,7 +5,7 @@
 //! leaves the roll after its flow is listed.
 
 use crate::{
-    access::{Denied, Rules, Subject},
+    access::{Allowed, Denied, Rules, Subject},
     target::Target,
 };
 use longsplice_engine::Leg;
@@ -65,14 +65,15 @@ impl Roll {
         Enrolled { roll: self.clone(), connection, told }
     }
 
-    /// Enters that the rules have allowed this client's connection to a server. Fails if they have changed meanwhile, and deny it.
+    /// Enters that the rules have allowed this client's connection to a server. Returns what allows it now. Fails if they have
+    /// changed meanwhile, and deny it.
     pub fn decided(
         &self,
         client: &Leg,
         rules: &Rules,
         subject: &Subject<'_>,
         (target, server): (&Target, Option<SocketAddr>),
-    ) -> Result<(), Denied> {
+    ) -> Result<Allowed, Denied> {
         let owned = |text: Option<&str>| text.map(String::from);
         if let Some(entry) = self.lock().get_mut(&(client.remote(), client.local())) {
             (entry.source, entry.user) = (client.source(), owned(subject.user));
@@ -85,7 +86,7 @@ impl Roll {
                 server,
             });
         }
-        rules.check_known(subject, target, server)
+        rules.judge_known(subject, target, server)
     }
 
     /// Enters who has logged in.

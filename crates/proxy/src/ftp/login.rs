@@ -136,11 +136,12 @@ impl Session<'_> {
         let mut record = self.record();
         let called = match (&self.ftp.target, &self.state.target) {
             (Some(LeadTo::Pool(pool)), _) => {
-                let called = pooled::connect(shared, (&listener.rules, listener), client, subject, pool, &mut record);
+                let called =
+                    pooled::connect(shared, (Some(&listener.rules), listener), client, subject, pool, &mut record);
                 Box::pin(called).await.map(|(leg, lease)| (leg, Some(lease)))
             }
             (_, Some(target)) => {
-                connect(shared, listener, client, subject, target, &mut record).await.map(|leg| (leg, None))
+                connect(shared, listener, client, subject, target, &mut record).await.map(|reached| (reached.leg, None))
             }
             (_, None) => Err(Fault::BadRequest("no server was named".into())),
         };

@@ -114,6 +114,7 @@ fn the_page_describes_every_field_and_word() {
     (whole.command, whole.datagrams) = (Some(Command::Bind), Some(Datagrams::default()));
     (whole.name, whole.processes) = (Some("front".into()), Some(2));
     (whole.pool, whole.member) = (Some("db".into()), Some("a:1".into()));
+    whole.upstream = Some("abroad".into());
     (whole.connect_ms, whole.reply_ms) = (Some(1), Some(2));
     let json: serde_json::Value = serde_json::from_str(&line_of(&whole, &LogFormat::Json)).unwrap();
     let mut words: Vec<String> = json.as_object().unwrap().keys().cloned().collect();

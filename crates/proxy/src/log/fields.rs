@@ -37,7 +37,7 @@ const fn some(name: &'static str, of: Of) -> Field {
 }
 
 /// All fields in their order.
-pub(super) static FIELDS: [Field; 37] = [
+pub(super) static FIELDS: [Field; 38] = [
     always("time", |r| r.time.map(|at| Value::Plain(rfc3339(at).into()))),
     some("event", |r| plain(r.event.map(Event::as_str))),
     always("id", |r| number(r.id)),
@@ -49,6 +49,7 @@ pub(super) static FIELDS: [Field; 37] = [
     always("target", |r| text(r.target.as_ref())),
     some("pool", |r| name(r.pool.as_ref())),
     some("member", |r| name(r.member.as_ref())),
+    some("upstream", |r| name(r.upstream.as_ref())),
     some("route", |r| text(r.route.as_ref())),
     some("command", |r| plain(r.command.map(Command::as_str))),
     always("user", |r| text(r.user.as_ref())),

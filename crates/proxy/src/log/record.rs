@@ -41,6 +41,9 @@ pub struct Record {
     /// The server of the pool, as the configuration names it.
     #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
     pub member: Option<Arc<str>>,
+    /// The upstream proxy.
+    #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<Arc<str>>,
     /// Number of the route, from 1, and name of its pool: `2:api`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
@@ -228,6 +231,7 @@ impl Record {
             target: None,
             pool: None,
             member: None,
+            upstream: None,
             route: None,
             command: None,
             user: None,

@@ -1,11 +1,15 @@
 //! Connects to a target: resolves it, checks every address, and then tries the allowed addresses,
-//! each a little after the one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
+//! each a little after the one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form). Where the rules or the
+//! listener lead it, it goes through an upstream proxy, or to a server of a pool instead.
 
+use super::{led::Led, pooled, upstream::For};
 use crate::{
-    access::{Denied, Rules, Subject},
+    access::{Denied, Rules, Subject, Way},
     config::ListenerConfig,
     context::ServerContext,
     fault::{Fault, Step},
+    log::access_log::Record,
+    pool::Lease,
     target::Target,
 };
 use longsplice_engine::Leg;
@@ -14,6 +18,7 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -22,8 +27,39 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// Connection Attempt Delay (RFC 8305, section 5).
 pub(super) const STAGGER: Duration = Duration::from_millis(250);
 
-/// Connects to `target` on behalf of `client`, if `rules` allow the request and it does not lead back to the listener. `at`: the
-/// address, where it is not the resolver that knows it.
+/// A connection to a server.
+pub struct Reached {
+    /// The connection.
+    pub leg: Leg,
+    /// The place at a server or proxy of a pool, if there is a pool.
+    pub lease: Option<Lease>,
+    /// Where it goes.
+    pub way: Way,
+    /// The address that the rules have judged; none: the name alone.
+    pub known: Option<SocketAddr>,
+}
+
+impl Reached {
+    /// Returns the connection, the place at a server of a pool, and how it is led, if it does not go straight to its target.
+    pub fn into_parts(self) -> (Leg, Option<Lease>, Option<Arc<Led>>) {
+        let Reached { leg, lease, way, known } = self;
+        let upstream = match way {
+            Way::Direct => return (leg, lease, None),
+            Way::Through(upstream) => Some(upstream.name.clone().into_boxed_str()),
+            Way::Pool(_) => None,
+        };
+        (leg, lease, Some(Arc::new(Led { upstream, judged: known })))
+    }
+}
+
+/// Where a connection goes, and the addresses of its target that the rules allow; none, if they know the name alone.
+struct Plan {
+    way: Way,
+    addresses: Vec<SocketAddr>,
+}
+
+/// Connects to `target` on behalf of `client`, or to where that is led, if `rules` allow the request and it does not lead back to
+/// the listener. `at`: the address, where it is not the resolver that knows it.
 pub async fn dial(
     shared: &ServerContext,
     listener: &ListenerConfig,
@@ -31,80 +67,122 @@ pub async fn dial(
     client: &Leg,
     subject: &Subject<'_>,
     (target, at): (&Target, Option<SocketAddr>),
-) -> Result<Leg, Fault> {
-    let (resolver, limits) = (&shared.resolver, &listener.limits);
-    rules.check_name(subject, target).map_err(Fault::Denied)?;
-    let upstream = listener.upstream.as_deref().filter(|upstream| upstream.leads_to(target, at));
-    let is_looked_up_there = upstream.is_some_and(|u| u.resolve != Some(true) && target.host.ip().is_none());
-    let mut addresses = match at {
-        Some(at) => vec![at],
-        None if is_looked_up_there => Vec::new(),
-        None => resolver.resolve(target, limits.resolve).await?,
-    };
+    record: &mut Record,
+) -> Result<Reached, Fault> {
     let opened = shared.opened();
-    let leads_back = |to| opened.listening.leads_back(listener.listen, to, |t| resolver.known(t));
-    let mut denied = None;
-    addresses.retain(|address| {
-        let checked = match rules.check(subject, target, *address) {
-            // What is intercepted has no listening socket to come back to.
-            Ok(()) if at.is_none() && leads_back(*address) => Err(Denied::Loop),
-            checked => checked,
-        };
-        checked.map_err(|why| denied.get_or_insert(why)).is_ok()
-    });
-    // All that there are were removed, unless there are none because they are looked up elsewhere.
-    if let (true, Some(why)) = (addresses.is_empty(), denied) {
-        return Err(Fault::Denied(why));
-    }
-    let (server, known) = match upstream {
-        Some(upstream) => {
-            // its own address is not the target's: of that, the rules may know nothing
-            let known = addresses.first().copied();
-            if known.is_none() {
-                rules.check_known(subject, target, None).map_err(Fault::Denied)?;
-            }
-            let asked = known.map(Target::from);
-            let asked = asked.as_ref().unwrap_or(target);
-            let opening = super::upstream::open((shared, limits), client, upstream, asked, &leads_back);
-            (Box::pin(opening).await?, known)
+    let leads_back = |to| opened.listening.leads_back(listener.listen, to, |t| shared.resolver.known(t));
+    let Plan { way, addresses } = plan(shared, listener, rules, subject, (target, at), &leads_back).await?;
+    let known = addresses.first().copied();
+    let (leg, lease, known) = match &way {
+        Way::Direct => {
+            let leg = connect(shared, listener, client, target, &addresses).await?;
+            let known = Some(leg.remote());
+            (leg, None, known)
         }
-        None => {
-            let connecting = first_of(&addresses, STAGGER, |a| shared.splicer.connect(a, client));
-            let connected = timeout(limits.connect, connecting).await;
-            if !matches!(connected, Ok(Ok(_))) {
-                resolver.doubt(target);
-            }
-            let late = |_| {
-                if listener.shows_clients {
-                    let to = format!("{target} does not answer {} of {}", client.source().ip(), listener.name);
-                    let why = "with source = \"client\", answers have to come through this machine";
-                    shared.silent.tell(&format!("{to}: {why}"));
-                }
-                Fault::Timeout(Step::Connect)
-            };
-            let server = connected.map_err(late)?.map_err(Fault::Unreachable)?;
-            let known = Some(server.remote());
-            (server, known)
+        Way::Through(upstream) => {
+            record.upstream = Some(upstream.name.as_str().into());
+            // its own address is not the target's: of that, the rules may know nothing
+            let asked = known.map(Target::from);
+            let of = For { shared, limits: &listener.limits, client, leads_back: &leads_back };
+            let opening = super::upstream::open(of, upstream, asked.as_ref().unwrap_or(target), record);
+            let (leg, lease) = Box::pin(opening).await?;
+            (leg, lease, known)
+        }
+        Way::Pool(pool) => {
+            let connecting = pooled::connect(shared, (None, listener), client, subject, pool, record);
+            let (leg, lease) = Box::pin(connecting).await?;
+            (leg, Some(lease), known)
         }
     };
-    decided(shared, rules, (client, subject), (target, known), server)
-}
-
-/// Notes what the rules have allowed. Fails if they have changed meanwhile, and deny it. `known`: the address of the target.
-fn decided(
-    shared: &ServerContext,
-    rules: &Rules,
-    (client, subject): (&Leg, &Subject<'_>),
-    (target, known): (&Target, Option<SocketAddr>),
-    server: Leg,
-) -> Result<Leg, Fault> {
     if rules.are_of_listener()
+        // they may have changed meanwhile
         && let Err(why) = shared.roll.decided(client, rules, subject, (target, known))
     {
-        shared.splicer.discard(server);
+        shared.splicer.discard(leg);
         return Err(Fault::Denied(why));
     }
-    Ok(server)
+    Ok(Reached { leg, lease, way, known })
+}
+
+/// Decides where a connection goes. A name is not looked up if its address does not matter. Otherwise, the first address decides
+/// that the rules allow, and those that they lead elsewhere are left out.
+async fn plan(
+    shared: &ServerContext,
+    listener: &ListenerConfig,
+    rules: &Rules,
+    subject: &Subject<'_>,
+    (target, at): (&Target, Option<SocketAddr>),
+    leads_back: &(dyn Fn(SocketAddr) -> bool + Sync),
+) -> Result<Plan, Fault> {
+    rules.check_name(subject, target).map_err(Fault::Denied)?;
+    let mut addresses = match at {
+        Some(at) => vec![at],
+        None => match listener.by_name(rules, subject, target).map_err(Fault::Denied)? {
+            Some((_, way)) => return Ok(Plan { way, addresses: Vec::new() }),
+            None => shared.resolver.resolve(target, listener.limits.resolve).await?,
+        },
+    };
+    let (mut first, mut denied) = (None, None);
+    addresses.retain(|address| {
+        let way = rules.judge(subject, target, *address).map(|allowed| listener.way(allowed.way, target, at));
+        let way = match way {
+            // What is intercepted has no listening socket to come back to. Servers of pools are looked at when one is chosen.
+            Ok(Way::Direct | Way::Through(_)) if at.is_none() && leads_back(*address) => Err(Denied::Loop),
+            way => way,
+        };
+        match way {
+            Ok(way) => *first.get_or_insert_with(|| way.clone()) == way,
+            Err(why) => {
+                denied.get_or_insert(why);
+                false
+            }
+        }
+    });
+    match (first, denied) {
+        (Some(way), _) => Ok(Plan { way, addresses }),
+        (None, Some(why)) => Err(Fault::Denied(why)),
+        (None, None) => Err(Fault::NoAddress(io::Error::other("it has none"))),
+    }
+}
+
+/// Connects to a server that the configuration names, unless that leads back to the listener. No rule is asked.
+pub async fn dial_server(
+    shared: &ServerContext,
+    listener: &ListenerConfig,
+    client: &Leg,
+    server: &Target,
+) -> Result<Leg, Fault> {
+    let mut addresses = shared.resolver.resolve(server, listener.limits.resolve).await?;
+    let opened = shared.opened();
+    addresses.retain(|to| !opened.listening.leads_back(listener.listen, *to, |t| shared.resolver.known(t)));
+    if addresses.is_empty() {
+        return Err(Fault::Denied(Denied::Loop));
+    }
+    connect(shared, listener, client, server, &addresses).await
+}
+
+/// Connects to one of the addresses of the target.
+async fn connect(
+    shared: &ServerContext,
+    listener: &ListenerConfig,
+    client: &Leg,
+    target: &Target,
+    addresses: &[SocketAddr],
+) -> Result<Leg, Fault> {
+    let connecting = first_of(addresses, STAGGER, |a| shared.splicer.connect(a, client));
+    let connected = timeout(listener.limits.connect, connecting).await;
+    if !matches!(connected, Ok(Ok(_))) {
+        shared.resolver.doubt(target);
+    }
+    let late = |_| {
+        if listener.shows_clients {
+            let to = format!("{target} does not answer {} of {}", client.source().ip(), listener.name);
+            let why = "with source = \"client\", answers have to come through this machine";
+            shared.silent.tell(&format!("{to}: {why}"));
+        }
+        Fault::Timeout(Step::Connect)
+    };
+    connected.map_err(late)?.map_err(Fault::Unreachable)
 }
 
 /// Returns the first connection that is established. The next address is tried when `stagger`

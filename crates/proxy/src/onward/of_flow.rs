@@ -1,7 +1,7 @@
 //! What is kept of a connection while it is relayed, for its line in the access log ([`OfFlow`]). It can be described to another
 //! process that goes on with the connection.
 
-use super::{Relayed, forbidden, write};
+use super::{Relayed, forbidden, led::Led, write};
 use crate::{
     commands::Command,
     context::{Front, Live},
@@ -31,6 +31,7 @@ pub(crate) struct OfFlow {
     /// Protocol of the listener.
     pub listener: &'static str,
     pub lease: Option<Lease>,
+    pub led: Option<Arc<Led>>,
     pub route: Option<Box<str>>,
     pub command: Option<Command>,
     /// See [`Record::connect_ms`].
@@ -71,6 +72,8 @@ pub(crate) struct Line {
     /// Names of a pool and its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<(String, String)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub led: Option<Led>,
 }
 
 impl Line {
@@ -101,15 +104,16 @@ impl Line {
 
     /// Describes a flow of which nothing was said.
     pub fn since(started: Instant) -> Line {
-        let (passed, route, command, connect_ms, http, extra, member) = Default::default();
+        let (passed, route, command, connect_ms, http, extra, member, led) = Default::default();
         let started = started.into();
-        Line { started, passed, route, command, connect_ms, http, extra, is_absolute: false, member }
+        Line { started, passed, route, command, connect_ms, http, extra, is_absolute: false, member, led }
     }
 
     /// Fills in a line of the access log.
     pub fn note(self, record: &mut Record) {
         (record.pool, record.member) = self.member.map(|(pool, name)| (pool.into(), name.into())).unzip();
         (record.route, record.command, record.connect_ms) = (self.route, self.command, self.connect_ms);
+        record.upstream = self.led.and_then(|led| led.upstream).map(Arc::from);
         if let Some((method, uri, status)) = self.http {
             (record.method, record.uri, record.status) = (Some(method), uri, status);
             record.extra = self.extra;
@@ -133,6 +137,10 @@ impl Finish for OfFlow {
         forbidden(&live.shared, &ended, &mut record);
         (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
         drop(self.lease);
+        if let Some(led) = self.led {
+            drop(led);
+            live.shared.led.leave(ended.id);
+        }
         write(&live, record, started);
     }
 
@@ -152,6 +160,7 @@ impl Finish for OfFlow {
             extra: self.http.as_deref().and_then(|asked| asked.extra.clone()),
             is_absolute: false,
             member,
+            led: self.led.as_deref().cloned(),
         };
         line.description()
     }
@@ -167,6 +176,7 @@ impl OfFlow {
             (record.pool, record.member) = member.clone().unzip();
         }
         self.lease.iter().for_each(|lease| lease.note(&mut record));
+        record.upstream = self.led.as_ref().and_then(|led| led.upstream.as_deref()).map(Arc::from);
         record.server = Some(hosts.server);
         record.target = Some(info.target.to_string());
         record.user = info.user().map(String::from);
@@ -182,12 +192,13 @@ impl OfFlow {
 
     /// Goes on with what another process has described.
     pub fn going_on(line: Line, live: Live, front: &Front, lease: Option<Lease>, processes: u32) -> OfFlow {
-        let Line { started, passed, route, command, connect_ms, http, extra, member, .. } = line;
+        let Line { started, passed, route, command, connect_ms, http, extra, member, led, .. } = line;
         let member = member.map(|(pool, name)| (pool.into(), name.into())).filter(|_| lease.is_none());
         OfFlow {
             relayed: Relayed { live, started: started.into(), passed: passed.map(Box::new) },
             listener: front.listener.protocol.name(),
             lease,
+            led: led.map(Arc::new),
             route: route.map(String::into_boxed_str),
             command,
             connect_ms,

@@ -1,7 +1,7 @@
 //! Connects to a server of a pool: to the next one if a connection fails. Nothing of what the client has sent is lost by that: no
 //! server gets a byte of it before it is connected.
 
-use super::connect_under;
+use super::{connect_server, connect_under};
 use crate::{
     access::{Rules, Subject},
     config::ListenerConfig,
@@ -14,10 +14,10 @@ use crate::{
 use longsplice_engine::Leg;
 use std::time::Instant;
 
-/// Connects to a server of the pool of this name that these rules allow.
+/// Connects to a server of the pool of this name that these rules allow. `None`: that was decided before.
 pub(crate) async fn connect(
     shared: &ServerContext,
-    (rules, listener): (&Rules, &ListenerConfig),
+    (rules, listener): (Option<&Rules>, &ListenerConfig),
     client: &Leg,
     subject: &Subject<'_>,
     name: &str,
@@ -34,7 +34,7 @@ pub(crate) async fn connect(
 
 async fn first_that_accepts(
     shared: &ServerContext,
-    (rules, listener): (&Rules, &ListenerConfig),
+    (rules, listener): (Option<&Rules>, &ListenerConfig),
     client: &Leg,
     subject: &Subject<'_>,
     pool: &Pool,
@@ -50,7 +50,16 @@ async fn first_that_accepts(
             Counters::add(&shared.counters.retries);
         }
         lease.note(record);
-        match connect_under(rules, shared, listener, client, subject, (&lease.0.target, None), record).await {
+        let to = &lease.0.target;
+        let connected = match rules {
+            Some(rules) => {
+                // boxed: it may lead here
+                let connecting = connect_under(rules, shared, listener, client, subject, (to, None), record);
+                Box::pin(connecting).await.map(|reached| reached.leg)
+            }
+            None => connect_server(shared, listener, client, to).await,
+        };
+        match connected {
             Ok(server) => {
                 lease.0.succeeded(&shared.counters, &"it has accepted a connection");
                 record.server = Some(server.remote());

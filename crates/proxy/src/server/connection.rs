@@ -17,7 +17,7 @@ use crate::{
     target::Target,
     tls,
 };
-use longsplice_engine::{EndReason, Leg, LegOfProxy};
+use longsplice_engine::{EndReason, Leftovers, Leg, LegOfProxy};
 use std::{future::poll_fn, sync::Arc, time::Instant};
 use tokio::time::sleep_until;
 
@@ -174,7 +174,7 @@ async fn handshake(
         }
         Protocol::Plug { target: Some(LeadTo::Target(target)), .. } => target.clone(),
         Protocol::Plug { target: Some(LeadTo::Pool(pool)), .. } => {
-            let of = (&listener.rules, listener);
+            let of = (Some(&listener.rules), listener);
             let connected = Box::pin(pooled::connect(shared, of, client, &subject, pool, record));
             let (server, lease) = connected.await?;
             record.target = Some(lease.0.name.to_string());
@@ -188,8 +188,8 @@ async fn handshake(
         | Protocol::Transparent => client.local().into(),
     };
     record.target = Some(target.to_string());
-    let server = connect(shared, listener, client, &subject, &target, record).await?;
-    Ok(Some(Ready::with(server, buffer.rest())))
+    let reached = connect(shared, listener, client, &subject, &target, record).await?;
+    Ok(Some(Ready::reached(reached, Leftovers::for_server(buffer.rest()))))
 }
 
 /// Serves a connection whose hosts have shaken hands with each other. The target

@@ -2,7 +2,7 @@
 
 use super::{Server, lock};
 use crate::{
-    access::{Denied, Subject},
+    access::{Allowed, Denied, Subject, Way},
     fault::Fault,
     target::Target,
 };
@@ -50,6 +50,12 @@ pub struct Explained {
     pub rule: Option<usize>,
     /// That rule, as a configuration has it, or what else decides.
     pub why: String,
+    /// Name of the upstream proxy through which it would go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// Name of the pool to a server of which it would go, or to a proxy of which.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
 }
 
 impl Server {
@@ -76,27 +82,41 @@ impl Server {
                 continue;
             }
             let name = listener.name.to_string();
-            let explained = |server, decided: Result<Option<usize>, Denied>| {
-                let rule = match decided {
-                    Ok(rule) => rule,
-                    Err(Denied::Rule(n)) => Some(n),
+            let explained = |server, decided: Result<Allowed, Denied>| {
+                let rule = match &decided {
+                    Ok(allowed) => allowed.rule,
+                    Err(Denied::Rule(n)) => Some(*n),
                     Err(_) => None,
                 };
-                let why = match (rule.and_then(|n| listener.rules.list().get(n - 1)), decided) {
+                let why = match (rule.and_then(|n| listener.rules.list().get(n - 1)), &decided) {
                     (Some(rule), _) => rule.to_string(),
                     (None, Ok(_)) => "no rule matches".to_owned(),
                     (None, Err(denied)) => denied.to_string(),
                 };
-                Explained { listener: name.clone(), server, allowed: decided.is_ok(), rule, why }
+                let allowed = decided.is_ok();
+                let way = decided.map_or(Way::Direct, |decided| listener.way(decided.way, &target, None));
+                let (upstream, pool) = match &way {
+                    Way::Direct => (None, listener.fixed_pool().filter(|_| allowed)),
+                    Way::Through(upstream) => (Some(upstream.name.clone()), upstream.pool.as_deref()),
+                    Way::Pool(pool) => (None, Some(&**pool)),
+                };
+                let (listener, pool) = (name.clone(), pool.map(String::from));
+                Explained { listener, server, allowed, rule, why, upstream, pool }
             };
             if let Err(denied) = listener.rules.check_name(&subject, &target) {
                 said.push(explained(None, Err(denied)));
                 continue;
             }
-            let upstream = listener.upstream.as_ref().filter(|upstream| upstream.resolve != Some(true));
-            if target.host.ip().is_none() && upstream.is_some_and(|upstream| upstream.leads_to(&target, None)) {
-                said.push(explained(None, listener.rules.judge_known(&subject, &target, None)));
-                continue;
+            match listener.by_name(&listener.rules, &subject, &target) {
+                Err(denied) => {
+                    said.push(explained(None, Err(denied)));
+                    continue;
+                }
+                Ok(Some((allowed, _))) => {
+                    said.push(explained(None, Ok(allowed)));
+                    continue;
+                }
+                Ok(None) => {}
             }
             if addresses.is_none() {
                 let found = self.shared.resolver.resolve(&target, RESOLVE).await;

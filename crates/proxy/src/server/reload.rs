@@ -16,7 +16,7 @@ use crate::{
     inherited::Inherited,
     limits::CONNECTIONS,
     log::access_log::OpenLog,
-    onward::forbid,
+    onward::{forbid, led::Led},
     pool::{self, Pools},
     start_error::StartError,
     target::{Host, Target},
@@ -240,12 +240,15 @@ impl Server {
             last = end.id;
             for flow in &page {
                 let Some(front) = flow.name.as_deref().and_then(|name| fronts.get(name)) else { continue };
+                let led = self.shared.led.of(flow.id);
                 if let (Some(why), Protocol::Http(_)) = (tasks.get(&flow.client), &front.listener.protocol) {
                     if why.is_some() {
                         // the body of a message, whose task has been told
                         self.shared.splicer.command(flow.id, Command::Reset);
                     }
-                } else if let Some(why) = forbids(&front.listener, flow, &self.shared.opened().pools) {
+                } else if led.is_none() && tasks.contains_key(&flow.client) {
+                    // it was on the roll a moment ago, where more is known of it, and hears what was said there
+                } else if let Some(why) = forbids(&front.listener, (flow, led), &self.shared.opened().pools) {
                     reset += u64::from(forbid(&self.shared, flow.id, why));
                 }
             }
@@ -260,7 +263,7 @@ const PAGE: usize = 500;
 const GONE: &str = "no such user";
 
 /// Returns why a listener forbids a flow, if it does.
-fn forbids(listener: &ListenerConfig, flow: &FlowStatus, pools: &Pools) -> Option<Arc<str>> {
+fn forbids(listener: &ListenerConfig, (flow, led): (&FlowStatus, Option<Arc<Led>>), pools: &Pools) -> Option<Arc<str>> {
     if is_unknown(listener, flow.user.as_deref()) {
         return Some(GONE.into());
     }
@@ -272,7 +275,7 @@ fn forbids(listener: &ListenerConfig, flow: &FlowStatus, pools: &Pools) -> Optio
     let target = named.unwrap_or(Target::from(server));
     // the rules have been asked about this port, also where a server connects to us (BIND), or data have ports of their own (FTP)
     let server = SocketAddr::new(server.ip(), target.port);
-    let known = listener.judged(&target, server);
+    let known = led.map_or_else(|| listener.judged(&target, server), |led| led.judged);
     // what the configuration names is not guarded
     let members = listener.pools().filter_map(|name| pools.get(name)).flat_map(|pool| &pool.members);
     let is_named = listener

@@ -91,7 +91,7 @@ fn gone(e: io::Error) -> Fault {
 fn may_enter(front: &Front, peers: &Peers, subject: &Subject<'_>, peer: SocketAddr) -> bool {
     match peers {
         Peers::Named(all) => all.contains(&peer.ip().to_canonical()),
-        Peers::Any => front.listener.rules.check(subject, &peer.into(), peer).is_ok(),
+        Peers::Any => front.listener.rules.check_here(subject, &peer.into(), peer).is_ok(),
     }
 }
 
@@ -113,11 +113,11 @@ async fn peers(
             false => Err(Fault::Denied(Denied::Unnamed)),
         };
     }
-    rules.check_name(&subject, target).map_err(Fault::Denied)?;
+    rules.check_name_here(&subject, target).map_err(Fault::Denied)?;
     let found = shared.resolver.resolve(target, front.listener.limits.resolve).await?;
     let (mut allowed, mut denied): (Vec<IpAddr>, _) = (Vec::new(), None);
     for address in found.into_iter().filter(|a| a.is_ipv4() || request.says_ipv6()) {
-        match rules.check(&subject, target, address) {
+        match rules.check_here(&subject, target, address) {
             // one socket has one family
             Ok(()) if allowed.first().is_none_or(|first| first.is_ipv4() == address.is_ipv4()) => {
                 allowed.push(address.ip());

@@ -21,11 +21,11 @@ pub(super) async fn forward(
 ) -> Result<SocketAddr, Fault> {
     let (target, rules) = (&request.target, &front.listener.rules);
     let subject = request.subject(client);
-    rules.check_name(&subject, target).map_err(Fault::Denied)?;
+    rules.check_name_here(&subject, target).map_err(Fault::Denied)?;
     let found = shared.resolver.resolve(target, front.listener.limits.resolve).await?;
     let mut denied = None;
     for address in found.into_iter().filter(|a| a.is_ipv4() || request.says_ipv6()) {
-        match rules.check(&subject, target, address) {
+        match rules.check_here(&subject, target, address) {
             Ok(()) => return Ok(address),
             Err(why) => denied = denied.or(Some(why)),
         }
@@ -38,7 +38,7 @@ pub(super) async fn backward(front: &Front, request: &SocksRequest, client: &Leg
     let target = &request.target;
     let Host::Ip(ip) = target.host else { return Err(Fault::BadRequest("the name of a name is asked for".into())) };
     let address = SocketAddr::new(ip, target.port);
-    front.listener.rules.check(&request.subject(client), target, address).map_err(Fault::Denied)?;
+    front.listener.rules.check_here(&request.subject(client), target, address).map_err(Fault::Denied)?;
     let look_up = async {
         let permit = BACKWARD.acquire().await;
         let name = spawn_blocking(move || {

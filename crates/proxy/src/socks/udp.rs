@@ -72,7 +72,7 @@ impl Judge {
     /// Whether the rules allow datagrams to this address of the target.
     fn allows(&self, target: &Target, address: SocketAddr) -> bool {
         let rules = &self.front.listener.rules;
-        rules.check(&self.subject(), target, address).is_ok() && !self.shared.relays.leads_back(address)
+        rules.check_here(&self.subject(), target, address).is_ok() && !self.shared.relays.leads_back(address)
     }
 }
 
@@ -449,7 +449,7 @@ impl Association {
     fn look_up(&mut self, target: Target, data: &[u8], now: Instant) {
         let Judge { shared, front, .. } = &self.judge;
         // A name that is denied whatever its addresses is not looked up.
-        if front.listener.rules.check_name(&self.judge.subject(), &target).is_err() {
+        if front.listener.rules.check_name_here(&self.judge.subject(), &target).is_err() {
             return self.drop_up(1, |c| &c.udp_denied);
         }
         let ask = (shared.resolver.clone(), front.listener.limits.resolve);
