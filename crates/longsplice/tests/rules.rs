@@ -74,6 +74,68 @@ fn all_listeners_are_asked_that_could() {
     assert!(!allowed);
 }
 
+/// Where a connection would go is told with the rule; a name that leads there without its address need not have one.
+#[test]
+fn where_it_would_go_is_told() {
+    let rules = "rules = [\n\
+        { action = \"allow\", target = \"db.invalid\", groups = \"staff\", pool = \"db\" },\n\
+        { action = \"allow\", target = \"*.far.invalid\", upstream = \"shared\" },\n\
+        { action = \"allow\", target = \"10.0.0.0/8\", upstream = \"one\" },\n\
+        { action = \"allow\", target = \"*.near.invalid\", upstream = false },\n]\nupstream = \"one\"\nusers = { ann = \"secret\" }\n";
+    let rest = "[upstream.one]\nprotocol = \"socks5\"\nservers = \"192.0.2.1:1080\"\nresolve = false\n\
+        [upstream.shared]\nprotocol = \"http\"\npool = \"proxies\"\nresolve = false\n\
+        [pool.db]\nservers = [\"192.0.2.2:5432\"]\n[pool.proxies]\nservers = [\"192.0.2.3:3128\"]\n";
+    let socks = listener("socks5", "127.0.0.1:0", &format!("name = \"office\"\ncommands = \"connect\"\n{rules}"));
+    let other = listener("http", "127.0.0.1:0", "name = \"web\"");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, format!("groups = {{ staff = \"ann\" }}\n{socks}{other}{rest}")).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+    for (arguments, want) in [
+        (
+            &["db.invalid:5432", "--user", "ann"][..],
+            "office: any address: allowed, to a server of pool db, by rule 1: {",
+        ),
+        (&["db.invalid:5432"], "office: any address: allowed, through upstream proxy one: no rule matches\n"),
+        (&["a.far.invalid:1"], "allowed, through upstream proxy shared (pool proxies), by rule 2: {"),
+        (&["10.1.1.1:1"], "office: 10.1.1.1:1: allowed, through upstream proxy one, by rule 3: {"),
+        (&["192.0.2.9:1"], "office: 192.0.2.9:1: allowed, through upstream proxy one: no rule matches\n"),
+    ] {
+        let (text, is_allowed) = said(&proxy, &[&["192.0.2.1"], arguments].concat());
+        assert!(text.contains(want) && is_allowed, "{arguments:?}: {text}");
+        let has_no_address = text.contains("web: any address: denied: no address");
+        assert_eq!(has_no_address, arguments[0].contains("invalid"), "{arguments:?}: {text}");
+    }
+    let error = proxy.client_error(&["rule", "192.0.2.1", "a.near.invalid:1"]);
+    assert!(error.contains("a.near.invalid:1: no address"), "{error}");
+    let (text, _) = said(&proxy, &["192.0.2.1", "a.far.invalid:1", "--json", "--listener", "office"]);
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let decided = &answer["decided"][0];
+    assert_eq!(
+        (&decided["upstream"], &decided["pool"], &decided["server"]),
+        (&"shared".into(), &"proxies".into(), &Value::Null)
+    );
+}
+
+/// The hours of now deny, and those of later do not yet.
+#[test]
+fn rules_hold_at_their_times() {
+    let hour = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / 3600;
+    let hours = |from: u64, to: u64| format!("{:02}:00-{:02}:00", (hour + from) % 24, (hour + to) % 24);
+    let deny = |hours: &str| format!("rules = [{{ action = \"deny\", hours = \"{hours}\", days = \"mon-sun\" }}]");
+    let one = |name: &str, hours: &str| listener("http", "127.0.0.1:0", &format!("name = \"{name}\"\n{}", deny(hours)));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    // whatever the hour becomes meanwhile
+    fs::write(&file, one("now", &hours(0, 3)) + &one("later", &hours(3, 23))).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+    let (text, _) = said(&proxy, &["192.0.2.1", "192.0.2.9:1"]);
+    assert!(text.contains("now: any address: denied by rule 1: { action = \"deny\", hours = ["), "{text}");
+    assert!(text.contains("later: 192.0.2.9:1: allowed: no rule matches"), "{text}");
+}
+
 #[test]
 fn questions_without_sense_are_explained() {
     let (proxy, _dir) = site();

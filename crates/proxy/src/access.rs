@@ -16,6 +16,7 @@
 pub mod guarded_ranges;
 mod index;
 pub mod own;
+mod times;
 mod way;
 
 use crate::{
@@ -30,7 +31,8 @@ use std::{
     net::{IpAddr, SocketAddr},
     str::FromStr,
 };
-pub use way::Way;
+pub use times::{Days, Hours, Times};
+pub use way::{Upstream, UpstreamProtocol, Way};
 
 /// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,8 @@ pub struct Rule {
     pub methods: Vec<String>,
     /// Paths of HTTP requests.
     pub path: Vec<PathPattern>,
+    /// When it holds.
+    pub times: Times,
     /// Where a connection goes that it allows; none: where the listener leads.
     pub way: Option<Way>,
 }
@@ -394,11 +398,12 @@ impl Rule {
             && (self.methods.is_empty() || subject.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
             && (self.users.is_empty() || subject.user.is_some_and(|u| self.users.iter().any(|own| own == u)))
             && (self.path.is_empty() || subject.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
+            && self.times.holds()
     }
 
     /// Whether it matches every request.
     pub(crate) fn matches_all(&self) -> bool {
-        let Rule { action: _, client, target, ports, users, methods, path, way: _ } = self;
+        let Rule { action: _, client, target, ports, users, methods, path, times, way: _ } = self;
         let any = |net: &IpNet| net.prefix_len() == 0;
         // both families
         let all =
@@ -410,6 +415,7 @@ impl Rule {
             && users.is_empty()
             && methods.is_empty()
             && path.is_empty()
+            && times.is_always()
     }
 
     fn denies(&self, host: &Host, ip: IpAddr) -> bool {
@@ -440,7 +446,7 @@ impl fmt::Display for Rule {
             let quoted: Vec<_> = of.iter().map(|one| format!("\"{one}\"")).collect();
             if of.is_empty() { Ok(()) } else { write!(f, ", {key} = [{}]", quoted.join(", ")) }
         }
-        let Rule { action, client, target, ports, users, methods, path, way } = self;
+        let Rule { action, client, target, ports, users, methods, path, times, way } = self;
         f.write_str(match action {
             Action::Allow => "{ action = \"allow\"",
             Action::Deny => "{ action = \"deny\"",
@@ -451,6 +457,8 @@ impl fmt::Display for Rule {
         list(f, "users", users)?;
         list(f, "methods", methods)?;
         list(f, "path", path)?;
+        list(f, "hours", &times.hours)?;
+        list(f, "days", &times.days)?;
         match way {
             Some(Way::Direct) => f.write_str(", upstream = false")?,
             Some(Way::Through(upstream)) => write!(f, ", upstream = \"{}\"", upstream.name)?,

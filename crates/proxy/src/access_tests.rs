@@ -7,7 +7,8 @@ fn rule(text: &str) -> Rule {
     let mut words = text.split(' ');
     let action = if words.next() == Some("allow") { Action::Allow } else { Action::Deny };
     let (client, target, ports) = (vec![], vec![], vec![]);
-    let mut rule = Rule { action, client, target, ports, users: vec![], methods: vec![], path: vec![], way: None };
+    let (users, methods, path, times) = (vec![], vec![], vec![], Times::default());
+    let mut rule = Rule { action, client, target, ports, users, methods, path, times, way: None };
     while let (Some(key), Some(values)) = (words.next(), words.next()) {
         for value in values.split(',') {
             match key {

@@ -30,9 +30,10 @@ pub mod tls;
 mod trigger;
 pub mod upstream;
 mod value;
+mod way;
 
 use crate::{
-    access::{Rule, Rules, Way},
+    access::{Rule, Rules, Upstream, Way},
     commands::Commands,
     fields::FieldChanges,
     filter::Filter,
@@ -60,6 +61,7 @@ use plug::Plug;
 use pool::{LeadTo, PoolConfig};
 use serde::Deserialize;
 use std::{
+    collections::BTreeMap,
     fmt,
     fs::File,
     io::{self, Read},
@@ -70,7 +72,6 @@ use std::{
     sync::Arc,
 };
 use tls::Tls;
-use upstream::Upstream;
 
 /// The configuration. The program around the proxy uses the fields that the proxy itself does not need.
 #[derive(Debug, Clone, Default)]
@@ -101,6 +102,8 @@ pub struct Config {
     pub admin: Option<AdminConfig>,
     /// Whether spliced flows continue when the program stops.
     pub leave_flows_on_stop: bool,
+    /// Groups of users by name, for rules.
+    pub groups: BTreeMap<String, Vec<String>>,
     /// Whether each reload judges live connections again.
     pub enforce: bool,
     /// Whether the file holds passwords that are not hashes.

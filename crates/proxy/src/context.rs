@@ -2,6 +2,7 @@
 //! Also what a protocol is that another crate serves ([`Service`]).
 
 pub(crate) mod handing;
+pub(crate) mod led;
 pub(crate) mod relays;
 pub(crate) mod roll;
 pub(crate) mod tap_dir;
@@ -14,6 +15,7 @@ use crate::{
     config::{Config, ListenerConfig, Protocol},
     context::{
         handing::{Continued, Handing},
+        led::AllLed,
         relays::Relays,
         roll::{Enrolled, Roll},
         tap_dir::TapDir,
@@ -27,7 +29,6 @@ use crate::{
         access_log::{AccessLog, Event, Record, Wants},
         complaints::Complaints,
     },
-    onward::led::AllLed,
     pool::Pools,
     resolve::Resolver,
     start_error::StartError,

@@ -1,7 +1,6 @@
 //! The steps that all protocols share once the target is known: connect, relay or refuse, and write the log line.
 
 pub mod dial;
-pub(crate) mod led;
 pub(crate) mod of_flow;
 pub(crate) mod opening;
 pub(crate) mod pooled;
@@ -10,13 +9,12 @@ mod upstream;
 use crate::{
     access::{Rules, Subject, Way},
     config::ListenerConfig,
-    context::{Front, Live, ServerContext, roll::Enrolled},
+    context::{Front, Live, ServerContext, led::Led, roll::Enrolled},
     counters::Counters,
     fault::Fault,
     log::access_log::{Record, ms_since},
     onward::{
         dial::{Reached, dial, dial_server},
-        led::Led,
         of_flow::{Asked, OfFlow},
     },
     pool::Lease,

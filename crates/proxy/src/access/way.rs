@@ -1,11 +1,53 @@
 //! Where connections go that are allowed: to their targets, through an upstream proxy, or to a server of a pool instead.
 
-use super::{Allowed, Denied, Pattern, Rule, Rules, Subject};
-use crate::{
-    config::{ListenerConfig, upstream::Upstream},
-    target::Target,
-};
+use super::{Pattern, Rule, Rules};
+use crate::target::Target;
+use serde::Deserialize;
 use std::{net::SocketAddr, sync::Arc};
+
+/// An upstream proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upstream {
+    /// Name of the table.
+    pub name: String,
+    /// What it speaks.
+    pub protocol: UpstreamProtocol,
+    /// Servers that are equivalent: they are tried in this order. None, if there is a pool.
+    pub servers: Vec<Target>,
+    /// Name of the pool of its servers.
+    pub pool: Option<Arc<str>>,
+    /// Name and password, if it asks for them.
+    pub login: Option<(String, String)>,
+    /// Targets to which connections do not go through it.
+    pub direct: Vec<Pattern>,
+    /// Names are looked up here, and it gets addresses. None: nothing was said, and it gets names.
+    pub resolve: Option<bool>,
+    /// The proxy through which it is reached.
+    pub through: Option<Arc<Upstream>>,
+}
+
+/// What an upstream proxy speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UpstreamProtocol {
+    /// SOCKS 5 (RFC 1928).
+    Socks5,
+    /// HTTP's CONNECT (RFC 9110, 9.3.6).
+    Http,
+}
+
+impl Upstream {
+    /// Whether connections to this target go through it. `at`: the address of the target, if that is known.
+    pub fn leads_to(&self, target: &Target, at: Option<SocketAddr>) -> bool {
+        let ip = at.map(|at| at.ip().to_canonical()).or(target.host.ip());
+        !self.direct.iter().any(|p| p.matches_name(&target.host) || ip.is_some_and(|ip| p.matches_ip(ip)))
+    }
+
+    /// Whether it, or one through which it is reached, has a pool.
+    pub fn has_pool(&self) -> bool {
+        self.pool.is_some() || self.through.as_ref().is_some_and(|next| next.has_pool())
+    }
+}
 
 /// Where a connection goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +87,7 @@ impl Rules {
     }
 
     /// Whether some rule leads elsewhere than to the target.
-    fn lead(&self) -> bool {
+    pub(crate) fn lead(&self) -> bool {
         self.list().iter().any(|rule| !matches!(rule.way, None | Some(Way::Direct)))
     }
 }
@@ -61,68 +103,3 @@ impl Rule {
         self.target.is_empty() || self.target.iter().any(|p| !matches!(p, Pattern::Prefix(_)))
     }
 }
-
-impl ListenerConfig {
-    /// Returns where a connection goes that is allowed. `at`: the address of the target, if it was not looked up.
-    pub(crate) fn way(&self, of_rule: Option<Way>, target: &Target, at: Option<SocketAddr>) -> Way {
-        let way = of_rule.or_else(|| self.upstream.clone().map(Way::Through));
-        match way {
-            Some(Way::Through(upstream)) if !upstream.leads_to(target, at) => Way::Direct,
-            Some(way) => way,
-            None => Way::Direct,
-        }
-    }
-
-    /// Judges a name that need not be looked up here, because of where it leads. Rules that name addresses do not match it then.
-    /// `None`: its addresses decide.
-    pub(crate) fn by_name(
-        &self,
-        rules: &Rules,
-        subject: &Subject<'_>,
-        target: &Target,
-    ) -> Result<Option<(Allowed, Way)>, Denied> {
-        if target.host.ip().is_some() {
-            return Ok(None);
-        }
-        match rules.judge_known(subject, target, None) {
-            Ok(allowed) => {
-                let way = self.way(allowed.way.clone(), target, None);
-                Ok((!way.needs_address()).then_some((allowed, way)))
-            }
-            // without any rule that says otherwise, it would not be looked up
-            Err(denied) if !self.way(None, target, None).needs_address() => Err(denied),
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// Returns where the rules lead a target, as far as that is known without looking up its name. `None`: they say nothing of it.
-    pub fn led(&self, subject: &Subject<'_>, target: &Target) -> Option<Way> {
-        let known = target.host.ip().map(|ip| SocketAddr::new(ip, target.port));
-        self.rules.judge_known(subject, target, known).ok()?.way
-    }
-
-    /// Whether all connections go straight to their targets.
-    pub fn is_straight(&self) -> bool {
-        self.upstream.is_none() && !self.rules.lead()
-    }
-
-    /// Checks whether the rules allow what somebody else was sent from `server`. That may not be an address of the target, where
-    /// connections are led elsewhere.
-    pub fn may_have(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> bool {
-        let rules = &self.rules;
-        let known = match (target.host.ip(), self.by_name(rules, subject, target)) {
-            _ if self.is_straight() => Some(server),
-            (_, Err(_)) => return false,
-            (_, Ok(Some(_))) => None,
-            (Some(ip), Ok(None)) if self.intercepts.is_none() => Some(SocketAddr::new(ip, target.port)),
-            // which address that was is not known
-            (_, Ok(None)) if rules.name_addresses() => return false,
-            (_, Ok(None)) => None,
-        };
-        rules.check_known(subject, target, known).is_ok()
-    }
-}
-
-#[cfg(test)]
-#[path = "way_tests.rs"]
-mod tests;

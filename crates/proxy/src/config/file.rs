@@ -32,7 +32,7 @@ use super::{
     },
 };
 use crate::{
-    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
+    access::{Action, Days, Hours, PathPattern, Pattern, PortRange, Prefix, Rule, Rules, Times},
     commands::{Bind, Command, Udp},
     limits::{Limits, rate::Rate},
     secrets::{self, Secret},
@@ -97,6 +97,7 @@ pub(super) enum FileKey {
     Source,
     LeaveFlowsOnStop,
     Enforce,
+    Groups,
 }
 
 impl Keys for File {
@@ -138,6 +139,11 @@ impl Keys for File {
             }
             FileKey::LeaveFlowsOnStop => self.config.leave_flows_on_stop = table.next_value()?,
             FileKey::Enforce => self.config.enforce = table.next_value()?,
+            FileKey::Groups => {
+                let groups: BTreeMap<String, Many<Parsed<UserName>>> = table.next_value()?;
+                let users = |all: Many<Parsed<UserName>>| all.0.into_iter().map(|user| user.0.0).collect();
+                self.config.groups = groups.into_iter().map(|(name, all)| (name, users(all))).collect();
+            }
         }
         Ok(())
     }
@@ -242,6 +248,11 @@ struct RawRule {
     users: Option<Spanned<Many<Parsed<UserName>>>>,
     methods: Option<Spanned<Many<Parsed<Method>>>>,
     path: Option<Spanned<Many<Parsed<PathPattern>>>>,
+    groups: Option<Spanned<Many<Parsed<UserName>>>>,
+    #[serde(default)]
+    hours: Many<Parsed<Hours>>,
+    #[serde(default)]
+    days: Many<Parsed<Days>>,
     upstream: Option<Spanned<RawLead>>,
     pool: Option<Spanned<String>>,
 }
@@ -478,7 +489,10 @@ impl SourceFile<'_> {
         if let (Some(ftp), true) = (&raw.ftp, raw.protocol != Name::Ftp) {
             return Err(self.wrong(ftp.span(), "only FTP has this: remove the key, or use protocol = \"ftp\""));
         }
-        let names_users = |r: &Spanned<RawRule>| r.get_ref().users.as_ref().map(Spanned::span);
+        let names_users = |r: &Spanned<RawRule>| {
+            let RawRule { users, groups, .. } = r.get_ref();
+            users.as_ref().map(Spanned::span).or(groups.as_ref().map(Spanned::span))
+        };
         let asked = |r: &Spanned<RawRoute>| r.get_ref().users.is_some() || r.get_ref().users_file.is_some();
         let ask = raw.users.is_some() || raw.users_file.is_some() || raw.route.0.iter().any(asked);
         if !raw.protocol.has_users((raw.route.0.is_empty() || ask) && whose.is_none())
@@ -608,14 +622,33 @@ impl SourceFile<'_> {
         Ok(listener)
     }
 
+    /// Returns the users of these groups.
+    fn members(
+        &self,
+        groups: Option<Spanned<Many<Parsed<UserName>>>>,
+        config: &Config,
+    ) -> Result<Vec<String>, ConfigError> {
+        let Some(groups) = groups else { return Ok(Vec::new()) };
+        let (at, mut users) = (groups.span(), Vec::new());
+        for Parsed(UserName(name)) in groups.into_inner().0 {
+            let Some(members) = config.groups.get(&name) else {
+                let cure = format!("there is no group {name:?}: add it to the table `groups`, with a list of users");
+                return Err(self.wrong(at, &cure));
+            };
+            users.extend(members.iter().cloned());
+        }
+        Ok(users)
+    }
+
     /// Returns the rules. Warns of those that are never reached.
     fn rules(&self, raw: Vec<Spanned<RawRule>>, guarded: bool, config: &Config) -> Result<Vec<Rule>, ConfigError> {
         let (mut rules, mut last): (Vec<Rule>, _) = (Vec::new(), None);
         for (number, spanned) in (1..).zip(raw) {
             let (at, mut raw) = (spanned.span(), spanned.into_inner());
-            let leads = (raw.upstream.take(), raw.pool.take());
-            let rule = rule(raw);
-            let rule = Rule { way: self.way(leads, rule.action, config)?, ..rule };
+            let (leads, groups) = ((raw.upstream.take(), raw.pool.take()), raw.groups.take());
+            let mut rule = rule(raw);
+            rule.way = self.way(leads, rule.action, config)?;
+            rule.users.extend(self.members(groups, config)?);
             // What allows everything leaves guarded addresses to the rules after it.
             let opens = guarded && rule.action == Action::Allow && !rule.target.is_empty();
             if let Some((by, action)) = last
@@ -725,6 +758,10 @@ fn rule(raw: RawRule) -> Rule {
         users: raw.users.into_iter().flat_map(|u| u.into_inner().0).map(|u| u.0.0).collect(),
         methods: raw.methods.into_iter().flat_map(|m| m.into_inner().0).map(|m| m.0.0).collect(),
         path: raw.path.into_iter().flat_map(|p| p.into_inner().0).map(|p| p.0).collect(),
+        times: Times {
+            hours: raw.hours.0.into_iter().map(|h| h.0).collect(),
+            days: raw.days.0.into_iter().map(|d| d.0).collect(),
+        },
         way: None,
     }
 }

@@ -1,7 +1,7 @@
 //! Rules that lead: what is understood, and what is refused.
 
 use super::*;
-use crate::config::{Config, upstream::Upstream};
+use crate::{access::Upstream, config::Config};
 use std::{path::Path, sync::Arc};
 
 const REST: &str = "[upstream.up]\nprotocol = \"socks5\"\nservers = \"a:1\"\n[pool.db]\nservers = [\"b:1\"]\n";
@@ -127,4 +127,42 @@ fn upstream_proxies_with_pools() {
     let by_field = format!("{pool}balance = \"consistent-hash\"\nhash_field = \"X-User\"\n");
     let [warning] = &read("pool = \"p\"", &by_field).unwrap().warnings[..] else { panic!() };
     assert!(warning.contains("connections through upstream proxy up are led to pool p without a look"), "{warning}");
+}
+
+/// Groups are lists of users, and rules may hold at some times only.
+#[test]
+fn groups_and_times() {
+    let read = |rule: &str, groups: &str| {
+        let text = format!(
+            "groups = {{ {groups} }}\n[[listener]]\nprotocol = \"socks5\"\nlisten = \"127.0.0.1:1\"\n\
+             rules = [{{ action = \"allow\", {rule} }}]\n"
+        );
+        Config::from_toml(&text, Path::new("l.toml")).map_err(|wrong| wrong.to_string())
+    };
+    let staff = "staff = [\"ann\", \"bob\"], guests = \"eve\"";
+    let users = |rule: &str| read(rule, staff).unwrap().listeners[0].rules.list()[0].users.clone();
+    assert_eq!(users("groups = \"staff\""), ["ann", "bob"]);
+    assert_eq!(users("users = \"root\", groups = [\"guests\", \"staff\"]"), ["root", "eve", "ann", "bob"]);
+    let rule = &read("hours = [\"22:00-06:00\", \"12:00-13:00\"], days = \"mon-fri\"", "").unwrap().listeners[0].rules;
+    let text = rule.list()[0].to_string();
+    assert_eq!(text, "{ action = \"allow\", hours = [\"22:00-06:00\", \"12:00-13:00\"], days = [\"mon-fri\"] }");
+    for (rule, groups, want) in [
+        ("groups = \"stuff\"", staff, "5:39: there is no group \"stuff\""),
+        ("groups = [\"staff\", \"\"]", staff, "5:49: nobody has an empty name"),
+        ("groups = []", staff, "5:39: empty list"),
+        ("hours = \"8-18\"", staff, "5:38: bad hours: write when they begin"),
+        ("days = \"weekend\"", staff, "5:37: bad day: write one of mon"),
+        ("ports = 1", "staff = []", "1:20: empty list"),
+        ("ports = 1", "staff = \"\"", "1:20: nobody has an empty name"),
+    ] {
+        let wrong = read(rule, groups).expect_err(rule);
+        assert!(wrong.starts_with(&format!("l.toml:{want}")), "{rule} {groups}: {wrong}");
+    }
+    let plug = "[[listener]]\nprotocol = \"plug\"\nlisten = \"127.0.0.1:1\"\ntarget = \"a:1\"\n\
+                rules = [{ action = \"deny\", groups = \"staff\" }]\n";
+    let wrong = Config::from_toml(plug, Path::new("l.toml")).unwrap_err().to_string();
+    assert!(wrong.contains("clients of this listener do not log in"), "{wrong}");
+    // a rule that holds at times leaves something to those after it
+    let two = "days = \"mon\" }, { action = \"deny\"";
+    assert_eq!(read(two, "").unwrap().warnings, Vec::<String>::new());
 }

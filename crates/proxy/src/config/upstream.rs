@@ -7,7 +7,7 @@ use super::{
     value::{Many, Parsed},
 };
 use crate::{
-    access::Pattern,
+    access::{Pattern, Upstream, UpstreamProtocol},
     commands::{Command, Commands},
     secrets::{self, Secret},
     target::{Host, Target},
@@ -22,50 +22,6 @@ pub const SERVERS_MAX: usize = 16;
 pub const CHAIN_MAX: usize = 4;
 /// Maximum length in bytes of a user name and of a password (RFC 1929, section 2).
 const CREDENTIAL_MAX: usize = 255;
-
-/// An upstream proxy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upstream {
-    /// Name of the table.
-    pub name: String,
-    /// What it speaks.
-    pub protocol: UpstreamProtocol,
-    /// One to [`SERVERS_MAX`] servers that are equivalent: they are tried in this order. None, if there is a pool.
-    pub servers: Vec<Target>,
-    /// Name of the pool of its servers.
-    pub pool: Option<Arc<str>>,
-    /// Name and password, if it asks for them.
-    pub login: Option<(String, String)>,
-    /// Targets to which connections do not go through it.
-    pub direct: Vec<Pattern>,
-    /// Names are looked up here, and it gets addresses. None: nothing was said, and it gets names.
-    pub resolve: Option<bool>,
-    /// The proxy through which it is reached.
-    pub through: Option<Arc<Upstream>>,
-}
-
-/// What an upstream proxy speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum UpstreamProtocol {
-    /// SOCKS 5 (RFC 1928).
-    Socks5,
-    /// HTTP's CONNECT (RFC 9110, 9.3.6).
-    Http,
-}
-
-impl Upstream {
-    /// Whether connections to this target go through it. `at`: the address of the target, if that is known.
-    pub fn leads_to(&self, target: &Target, at: Option<SocketAddr>) -> bool {
-        let ip = at.map(|at| at.ip().to_canonical()).or(target.host.ip());
-        !self.direct.iter().any(|p| p.matches_name(&target.host) || ip.is_some_and(|ip| p.matches_ip(ip)))
-    }
-
-    /// Whether it, or one through which it is reached, has a pool.
-    fn has_pool(&self) -> bool {
-        self.pool.is_some() || self.through.as_ref().is_some_and(|next| next.has_pool())
-    }
-}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

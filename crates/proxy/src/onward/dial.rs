@@ -2,11 +2,11 @@
 //! each a little after the one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form). Where the rules or the
 //! listener lead it, it goes through an upstream proxy, or to a server of a pool instead.
 
-use super::{led::Led, pooled, upstream::For};
+use super::{pooled, upstream::For};
 use crate::{
     access::{Denied, Rules, Subject, Way},
     config::ListenerConfig,
-    context::ServerContext,
+    context::{ServerContext, led::Led},
     fault::{Fault, Step},
     log::access_log::Record,
     pool::Lease,

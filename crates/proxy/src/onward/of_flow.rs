@@ -1,10 +1,10 @@
 //! What is kept of a connection while it is relayed, for its line in the access log ([`OfFlow`]). It can be described to another
 //! process that goes on with the connection.
 
-use super::{Relayed, forbidden, led::Led, write};
+use super::{Relayed, forbidden, write};
 use crate::{
     commands::Command,
-    context::{Front, Live},
+    context::{Front, Live, led::Led},
     handed::Moment,
     log::access_log::{Extra, Record, ms_since},
     pool::Lease,

@@ -5,8 +5,7 @@
 //! server is in [`Means`].
 
 use crate::{
-    access::Denied,
-    config::upstream::{Upstream, UpstreamProtocol},
+    access::{Denied, Upstream, UpstreamProtocol},
     context::ServerContext,
     counters::Counters,
     fault::{Fault, Step},
@@ -101,8 +100,7 @@ async fn pooled(
     let pool = of.shared.opened().pools.get(&**name).cloned().ok_or_else(none)?;
     record.pool = Some(name.clone());
     let key = Key::of(of.client.source().ip());
-    let (mut tried, mut doubtful, mut why): (Vec<usize>, Vec<(Arc<Member>, String)>, Option<Trouble>) =
-        Default::default();
+    let (mut tried, mut doubtful, mut why) = (Vec::new(), Vec::<(Arc<Member>, String)>::new(), None::<Trouble>);
     while tried.len() < pool.config.tries as usize {
         let lease = match pool.enter(key, &tried).await {
             Ok(lease) => lease,

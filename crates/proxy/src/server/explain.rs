@@ -75,7 +75,7 @@ impl Server {
         if let (Some(name), true) = (&asked.listener, meant.is_empty()) {
             return Err(format!("no listener has the name {name}"));
         }
-        let (mut said, mut addresses) = (Vec::new(), None);
+        let (mut said, mut unknown, mut addresses) = (Vec::new(), Vec::new(), None::<Result<Vec<SocketAddr>, Fault>>);
         for front in meant {
             let listener = &front.listener;
             if listener.fixed_target().is_some_and(|fixed| *fixed != target) {
@@ -119,13 +119,27 @@ impl Server {
                 Ok(None) => {}
             }
             if addresses.is_none() {
-                let found = self.shared.resolver.resolve(&target, RESOLVE).await;
-                addresses = Some(found.map_err(|fault: Fault| format!("{target}: {fault}"))?);
+                addresses = Some(self.shared.resolver.resolve(&target, RESOLVE).await);
             }
-            for server in addresses.iter().flatten() {
-                said.push(explained(Some(*server), listener.rules.judge(&subject, &target, *server)));
+            match &addresses {
+                Some(Ok(found)) => {
+                    said.extend(
+                        found.iter().map(|at| explained(Some(*at), listener.rules.judge(&subject, &target, *at))),
+                    );
+                }
+                // others may lead it somewhere without its address
+                Some(Err(fault)) => unknown.push(Explained {
+                    allowed: false,
+                    why: fault.to_string(),
+                    ..explained(None, Ok(Allowed::default()))
+                }),
+                None => {}
             }
         }
+        if let (true, Some(one)) = (said.is_empty(), unknown.first()) {
+            return Err(format!("{target}: {}", one.why));
+        }
+        said.append(&mut unknown);
         Ok(said)
     }
 }

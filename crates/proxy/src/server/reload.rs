@@ -12,11 +12,11 @@ use super::{Door, Server, State, bind, listening, lock, taps};
 use crate::{
     access::Subject,
     config::{Config, ListenerConfig, Protocol},
-    context::{Front, Opened, ServerContext},
+    context::{Front, Opened, ServerContext, led::Led},
     inherited::Inherited,
     limits::CONNECTIONS,
     log::access_log::OpenLog,
-    onward::{forbid, led::Led},
+    onward::forbid,
     pool::{self, Pools},
     start_error::StartError,
     target::{Host, Target},
@@ -231,7 +231,7 @@ impl Server {
             |name: &str, user: Option<&str>| is_unknown(&fronts.get(name)?.listener, user).then(|| GONE.into());
         // first those that tasks serve: what becomes a flow meanwhile is told so, or found in the list afterwards
         let tasks = self.shared.roll.judge(by_user);
-        let mut reset = tasks.values().flatten().count() as u64;
+        let mut reset = tasks.values().filter(|(why, _)| why.is_some()).count() as u64;
         self.shared.counters.forbidden.fetch_add(reset, Relaxed);
         let mut last = 0;
         loop {
@@ -241,13 +241,14 @@ impl Server {
             for flow in &page {
                 let Some(front) = flow.name.as_deref().and_then(|name| fronts.get(name)) else { continue };
                 let led = self.shared.led.of(flow.id);
-                if let (Some(why), Protocol::Http(_)) = (tasks.get(&flow.client), &front.listener.protocol) {
+                if let (Some((why, _)), Protocol::Http(_)) = (tasks.get(&flow.client), &front.listener.protocol) {
                     if why.is_some() {
                         // the body of a message, whose task has been told
                         self.shared.splicer.command(flow.id, Command::Reset);
                     }
-                } else if led.is_none() && tasks.contains_key(&flow.client) {
-                    // it was on the roll a moment ago, where more is known of it, and hears what was said there
+                } else if let (None, Some((_, true))) = (&led, tasks.get(&flow.client)) {
+                    // it was on the roll a moment ago, where the address is known that the rules have judged, and hears what was
+                    // said there
                 } else if let Some(why) = forbids(&front.listener, (flow, led), &self.shared.opened().pools) {
                     reset += u64::from(forbid(&self.shared, flow.id, why));
                 }
