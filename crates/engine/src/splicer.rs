@@ -239,7 +239,27 @@ impl Splicer {
         info: FlowInfo,
         done: Done,
     ) -> u64 {
-        self.begin(Pair::new(client, server), &left, policy, info, None, Purpose::Streams(done))
+        let number = self.number();
+        self.hand_over_as((number, info), client, server, left, policy, done);
+        number
+    }
+
+    /// The same for a flow that has a number already: [`Splicer::number`].
+    pub fn hand_over_as(
+        &self,
+        (number, info): (u64, FlowInfo),
+        client: Leg,
+        server: Leg,
+        left: Leftovers,
+        policy: Arc<Policy>,
+        done: Done,
+    ) {
+        self.begin(Pair::new(client, server), &left, policy, (number, info), None, Purpose::Streams(done));
+    }
+
+    /// Returns the number for a flow to come. Flows that are there have lower ones.
+    pub fn number(&self) -> u64 {
+        self.engine().next_id()
     }
 
     /// Relays one message and returns the legs. Splices if `policy` says so, judged by the bytes left of the
@@ -259,7 +279,7 @@ impl Splicer {
     ) -> RelayedMessage {
         let (tell, told) = oneshot::channel();
         let legs = Pair::new(client.take(), server.take());
-        self.begin(legs, &left, policy, info, Some(message), Purpose::Message(tell));
+        self.begin(legs, &left, policy, (self.number(), info), Some(message), Purpose::Message(tell));
         let (passed, legs) = told.await.expect("a flow ends before its runtime does");
         if let Some(legs) = legs {
             (*client, *server) = (legs.client, legs.server);
@@ -278,10 +298,10 @@ impl Splicer {
         legs: Pair<Leg>,
         left: &Leftovers,
         policy: Arc<Policy>,
-        info: FlowInfo,
+        (id, info): (u64, FlowInfo),
         message: Option<Message>,
         purpose: Purpose,
-    ) -> u64 {
+    ) {
         let engine = self.engine();
         let (owner, inbox) = engine.inbox();
         let policy = if legs.iter().any(Leg::is_adopted) && !policy.keeps_sockets {
@@ -291,7 +311,7 @@ impl Splicer {
         };
         engine.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
-            id: engine.next_id(),
+            id,
             info,
             legs: legs.each_ref().map(Leg::tuple),
             generations: legs.each_ref().map(|leg| leg.connection(engine.datapath()).generation.into()),
@@ -305,7 +325,6 @@ impl Splicer {
             runtime: Handle::current(),
             announcer: engine.announcer.clone(),
         });
-        let id = flow.id;
         if let Purpose::Streams(done) = &purpose {
             done.begun(id, Pair::new(flow.source(), flow.legs.server.remote), &flow.info);
         }
@@ -321,7 +340,6 @@ impl Splicer {
         let span = listed.flow.span();
         let relay = Relay::new(engine, listed, legs, left, message, purpose);
         tokio::spawn(relay.run(inbox, Action::Attend).instrument(span));
-        id
     }
 
     /// Lists all live flows, including those that an earlier process left in forwarding mode.
@@ -482,6 +500,11 @@ impl Splicer {
     /// Returns whether this is a live flow of an earlier process that was not taken up. It can be reset, and takes no other command.
     pub fn is_recovered(&self, id: u64) -> bool {
         lock(&self.engine().orphans).contains_key(&id)
+    }
+
+    /// Returns what the earlier process has said of such a flow: [`Finish::description`]. `None`: nothing, or it is no such flow.
+    pub fn described(&self, id: u64) -> Option<String> {
+        lock(&self.engine().orphans).get(&id)?.known()?.description
     }
 }
 

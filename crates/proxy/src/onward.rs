@@ -9,7 +9,11 @@ mod upstream;
 use crate::{
     access::{Rules, Subject, Way},
     config::ListenerConfig,
-    context::{Front, Live, ServerContext, led::Led, roll::Enrolled},
+    context::{
+        Front, Live, ServerContext,
+        led::{Led, LedFlow},
+        roll::Enrolled,
+    },
     counters::Counters,
     fault::Fault,
     log::access_log::{Record, ms_since},
@@ -47,7 +51,7 @@ pub struct Ready {
     /// The server of a pool, occupied up to the end.
     pub lease: Option<Lease>,
     /// How the connection is led, if it does not go straight to its target.
-    pub led: Option<Arc<Led>>,
+    pub led: Option<Led>,
 }
 
 impl Ready {
@@ -141,7 +145,10 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
     Counters::add(&shared.counters.relayed);
     let target = record.target.unwrap_or_default();
     let Ready { server, left, lease, led } = ready;
-    let is_led = led.as_ref().map(Arc::downgrade);
+    let led = led.map(LedFlow::new);
+    let flow = shared.splicer.number();
+    // before it is listed: whoever judges it then needs this
+    led.iter().for_each(|led| shared.led.enter(flow, led));
     let member = lease.as_ref().map(|lease| lease.0.label.clone());
     let info = FlowInfo::new(record.listener, target).with_user(record.user).with_listen(record.listen);
     let info = info.with_name(record.name).with_member(member);
@@ -159,9 +166,7 @@ pub fn relay(mut relayed: Relayed, front: &Front, mut client: Leg, ready: Ready,
         }),
         earlier: None,
     };
-    let flow = shared.splicer.hand_over_to(client, server, left, front.policy.clone(), info, Box::new(done));
-    // before it leaves the roll, where it is judged otherwise
-    is_led.into_iter().for_each(|led| shared.led.enter(flow, &led));
+    shared.splicer.hand_over_as((flow, info), client, server, left, front.policy.clone(), Box::new(done));
     shared.triggers.begin(flow, &front.listener.triggers, &front.taps, None);
     if let Some(why) = enrolled.and_then(Enrolled::leave) {
         forbid(&shared, flow, why);

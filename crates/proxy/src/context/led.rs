@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
-/// How a connection is led.
+/// How a connection is led, if it does not go straight to its target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Led {
     /// Name of the upstream proxy.
@@ -19,35 +19,51 @@ pub struct Led {
     pub judged: Option<SocketAddr>,
 }
 
+type ByFlow = Mutex<HashMap<u64, Weak<LedFlow>>>;
+
 /// Those of all relayed connections, by the numbers of their flows.
 #[derive(Debug, Default)]
-pub(crate) struct AllLed(Mutex<HashMap<u64, Weak<Led>>>);
+pub(crate) struct AllLed(Arc<ByFlow>);
+
+/// How a flow is led. Whoever relays it holds this up to its end, and when this is dropped, it is forgotten, however that came.
+#[derive(Debug)]
+pub(crate) struct LedFlow {
+    pub led: Led,
+    entered: OnceLock<(u64, Arc<ByFlow>)>,
+}
 
 impl AllLed {
-    /// Notes how a flow is led, which holds `led` up to its end.
-    pub fn enter(&self, flow: u64, led: &Weak<Led>) {
-        let mut all = self.lock();
-        all.insert(flow, led.clone());
-        // it may have ended meanwhile
-        if led.strong_count() == 0 {
-            all.remove(&flow);
+    /// Notes how a flow is led. It has to be entered before it is listed.
+    pub fn enter(&self, flow: u64, led: &Arc<LedFlow>) {
+        if led.entered.set((flow, self.0.clone())).is_ok() {
+            lock(&self.0).insert(flow, Arc::downgrade(led));
         }
     }
 
-    /// Notes that a flow has ended, which does not hold it any more.
-    pub fn leave(&self, flow: u64) {
-        self.lock().remove(&flow);
-    }
-
     /// Returns how a flow is led, if it is.
-    pub fn of(&self, flow: u64) -> Option<Arc<Led>> {
-        self.lock().get(&flow)?.upgrade()
+    pub fn of(&self, flow: u64) -> Option<Led> {
+        let held = lock(&self.0).get(&flow)?.upgrade();
+        held.map(|held| held.led.clone())
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Weak<Led>>> {
-        // No code panics in the middle of a change, so the data behind a poisoned lock is consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl LedFlow {
+    pub fn new(led: Led) -> Arc<LedFlow> {
+        Arc::new(LedFlow { led, entered: OnceLock::new() })
     }
+}
+
+impl Drop for LedFlow {
+    fn drop(&mut self) {
+        if let Some((flow, all)) = self.entered.get() {
+            lock(all).remove(flow);
+        }
+    }
+}
+
+fn lock(all: &ByFlow) -> MutexGuard<'_, HashMap<u64, Weak<LedFlow>>> {
+    // No code panics in the middle of a change, so the data behind a poisoned lock is consistent.
+    all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -56,15 +72,16 @@ mod tests {
 
     #[test]
     fn those_that_have_ended_are_forgotten() {
-        let (all, led) = (AllLed::default(), Arc::new(Led { upstream: None, judged: None }));
-        all.enter(1, &Arc::downgrade(&led));
-        assert_eq!(all.of(1), Some(led.clone()));
-        assert_eq!(all.of(2), None);
-        let weak = Arc::downgrade(&led);
-        drop(led);
-        assert_eq!(all.of(1), None);
-        all.leave(1);
-        all.enter(2, &weak);
-        assert!(all.lock().is_empty(), "it has ended before it was entered");
+        let (all, led) = (AllLed::default(), Led { upstream: None, judged: None });
+        let [one, two] = [1, 2].map(|n| {
+            let flow = LedFlow::new(led.clone());
+            all.enter(n, &flow);
+            flow
+        });
+        assert_eq!([1, 2, 3].map(|n| all.of(n)), [Some(led.clone()), Some(led), None]);
+        drop(one);
+        assert_eq!((all.of(1), lock(&all.0).len()), (None, 1), "nobody has to say so");
+        drop(two);
+        assert!(lock(&all.0).is_empty());
     }
 }

@@ -97,8 +97,8 @@ impl Roll {
     }
 
     /// Judges all again, and tells those to end that are forbidden. `by_user`: why the user of a listener is forbidden. Returns for
-    /// each client that has been allowed something whether and why it is forbidden, and whether the rules were asked about a server.
-    pub fn judge(&self, by_user: impl Fn(&str, Option<&str>) -> Told) -> HashMap<SocketAddr, (Told, bool)> {
+    /// each client that has been allowed something whether and why it is forbidden.
+    pub fn judge(&self, by_user: impl Fn(&str, Option<&str>) -> Told) -> HashMap<SocketAddr, Told> {
         let mut judged = HashMap::new();
         for entry in self.lock().values().filter(|entry| entry.decided.is_some() || entry.user.is_some()) {
             let user = entry.user.as_deref();
@@ -107,7 +107,7 @@ impl Roll {
             if why.is_some() {
                 entry.tell.send_replace(why.clone());
             }
-            judged.insert(entry.source, (why, entry.decided.is_some()));
+            judged.insert(entry.source, why);
         }
         judged
     }

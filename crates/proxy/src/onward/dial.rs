@@ -18,7 +18,6 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -41,14 +40,14 @@ pub struct Reached {
 
 impl Reached {
     /// Returns the connection, the place at a server of a pool, and how it is led, if it does not go straight to its target.
-    pub fn into_parts(self) -> (Leg, Option<Lease>, Option<Arc<Led>>) {
+    pub fn into_parts(self) -> (Leg, Option<Lease>, Option<Led>) {
         let Reached { leg, lease, way, known } = self;
         let upstream = match way {
             Way::Direct => return (leg, lease, None),
             Way::Through(upstream) => Some(upstream.name.clone().into_boxed_str()),
             Way::Pool(_) => None,
         };
-        (leg, lease, Some(Arc::new(Led { upstream, judged: known })))
+        (leg, lease, Some(Led { upstream, judged: known }))
     }
 }
 

@@ -4,7 +4,10 @@
 use super::{Relayed, forbidden, write};
 use crate::{
     commands::Command,
-    context::{Front, Live, led::Led},
+    context::{
+        Front, Live,
+        led::{Led, LedFlow},
+    },
     handed::Moment,
     log::access_log::{Extra, Record, ms_since},
     pool::Lease,
@@ -31,7 +34,7 @@ pub(crate) struct OfFlow {
     /// Protocol of the listener.
     pub listener: &'static str,
     pub lease: Option<Lease>,
-    pub led: Option<Arc<Led>>,
+    pub led: Option<Arc<LedFlow>>,
     pub route: Option<Box<str>>,
     pub command: Option<Command>,
     /// See [`Record::connect_ms`].
@@ -136,11 +139,7 @@ impl Finish for OfFlow {
         let Relayed { live, started, .. } = self.relayed;
         forbidden(&live.shared, &ended, &mut record);
         (record.bytes_up, record.bytes_down) = (record.bytes_up + up, record.bytes_down + down);
-        drop(self.lease);
-        if let Some(led) = self.led {
-            drop(led);
-            live.shared.led.leave(ended.id);
-        }
+        drop((self.lease, self.led));
         write(&live, record, started);
     }
 
@@ -160,7 +159,7 @@ impl Finish for OfFlow {
             extra: self.http.as_deref().and_then(|asked| asked.extra.clone()),
             is_absolute: false,
             member,
-            led: self.led.as_deref().cloned(),
+            led: self.led.as_ref().map(|flow| flow.led.clone()),
         };
         line.description()
     }
@@ -176,7 +175,7 @@ impl OfFlow {
             (record.pool, record.member) = member.clone().unzip();
         }
         self.lease.iter().for_each(|lease| lease.note(&mut record));
-        record.upstream = self.led.as_ref().and_then(|led| led.upstream.as_deref()).map(Arc::from);
+        record.upstream = self.led.as_ref().and_then(|flow| flow.led.upstream.as_deref()).map(Arc::from);
         record.server = Some(hosts.server);
         record.target = Some(info.target.to_string());
         record.user = info.user().map(String::from);
@@ -190,15 +189,23 @@ impl OfFlow {
         record
     }
 
-    /// Goes on with what another process has described.
-    pub fn going_on(line: Line, live: Live, front: &Front, lease: Option<Lease>, processes: u32) -> OfFlow {
+    /// Goes on with a flow that another process has described. It is not listed yet.
+    pub fn going_on(
+        (flow, line): (u64, Line),
+        live: Live,
+        front: &Front,
+        lease: Option<Lease>,
+        processes: u32,
+    ) -> OfFlow {
         let Line { started, passed, route, command, connect_ms, http, extra, member, led, .. } = line;
+        let led = led.map(LedFlow::new);
+        led.iter().for_each(|led| live.shared.led.enter(flow, led));
         let member = member.map(|(pool, name)| (pool.into(), name.into())).filter(|_| lease.is_none());
         OfFlow {
             relayed: Relayed { live, started: started.into(), passed: passed.map(Box::new) },
             listener: front.listener.protocol.name(),
             lease,
-            led: led.map(Arc::new),
+            led,
             route: route.map(String::into_boxed_str),
             command,
             connect_ms,

@@ -143,7 +143,7 @@ fn relay(
     (counted, number): (Option<Counted>, usize),
 ) {
     let live = Live::taken_up(shared, front, Some(flow.legs.client.source().ip()));
-    let done = OfFlow::going_on(line, live, front, lease, flow.processes);
+    let done = OfFlow::going_on((flow.id, line), live, front, lease, flow.processes);
     let seat = shared.loads.seat(number);
     let (runtime, shared, front) = (seat.runtime().clone(), shared.clone(), front.clone());
     runtime.spawn(async move {

@@ -12,21 +12,21 @@ use super::{Door, Server, State, bind, listening, lock, taps};
 use crate::{
     access::Subject,
     config::{Config, ListenerConfig, Protocol},
-    context::{Front, Opened, ServerContext, led::Led},
+    context::{Front, Opened, ServerContext, led::Led, roll::Told},
     inherited::Inherited,
     limits::CONNECTIONS,
     log::access_log::OpenLog,
-    onward::forbid,
+    onward::{forbid, of_flow::Line},
     pool::{self, Pools},
     start_error::StartError,
     target::{Host, Target},
     tpot,
     users::Users,
 };
-use longsplice_engine::{BoundSocket, Command, FlowStatus};
+use longsplice_engine::{BoundSocket, Command};
 use std::{
     collections::{BTreeSet, HashMap},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 use tokio::task::{spawn_blocking, yield_now};
@@ -230,8 +230,9 @@ impl Server {
         let by_user =
             |name: &str, user: Option<&str>| is_unknown(&fronts.get(name)?.listener, user).then(|| GONE.into());
         // first those that tasks serve: what becomes a flow meanwhile is told so, or found in the list afterwards
+        let next = self.shared.splicer.number();
         let tasks = self.shared.roll.judge(by_user);
-        let mut reset = tasks.values().filter(|(why, _)| why.is_some()).count() as u64;
+        let mut reset = tasks.values().flatten().count() as u64;
         self.shared.counters.forbidden.fetch_add(reset, Relaxed);
         let mut last = 0;
         loop {
@@ -240,17 +241,22 @@ impl Server {
             last = end.id;
             for flow in &page {
                 let Some(front) = flow.name.as_deref().and_then(|name| fronts.get(name)) else { continue };
-                let led = self.shared.led.of(flow.id);
-                if let (Some((why, _)), Protocol::Http(_)) = (tasks.get(&flow.client), &front.listener.protocol) {
-                    if why.is_some() {
-                        // the body of a message, whose task has been told
-                        self.shared.splicer.command(flow.id, Command::Reset);
+                let is_http = matches!(front.listener.protocol, Protocol::Http(_));
+                match judged_by((flow.id, is_http), next, tasks.get(&flow.client)) {
+                    JudgedBy::Roll { is_forbidden: true } => drop(self.shared.splicer.command(flow.id, Command::Reset)),
+                    JudgedBy::Roll { is_forbidden: false } => {}
+                    JudgedBy::List => {
+                        let one = Relayed {
+                            client: flow.client.ip(),
+                            user: flow.user.as_deref(),
+                            target: &flow.target,
+                            server: flow.server,
+                            judged: self.shared.judged(flow.id),
+                        };
+                        if let Some(why) = forbids(&front.listener, one, &self.shared.opened().pools) {
+                            reset += u64::from(forbid(&self.shared, flow.id, why));
+                        }
                     }
-                } else if let (None, Some((_, true))) = (&led, tasks.get(&flow.client)) {
-                    // it was on the roll a moment ago, where the address is known that the rules have judged, and hears what was
-                    // said there
-                } else if let Some(why) = forbids(&front.listener, (flow, led), &self.shared.opened().pools) {
-                    reset += u64::from(forbid(&self.shared, flow.id, why));
                 }
             }
             yield_now().await;
@@ -263,20 +269,80 @@ const PAGE: usize = 500;
 /// Why connections of users are forbidden who cannot log in any more.
 const GONE: &str = "no such user";
 
+/// Where a flow of the list is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JudgedBy {
+    /// On the roll: what is known of it is there.
+    Roll { is_forbidden: bool },
+    /// Here.
+    List,
+}
+
+/// Returns where a flow is judged. `next`: a number that was given between replacing the rules and judging the roll. `task`: what was
+/// said there of its client, if a task serves it.
+fn judged_by((flow, is_http): (u64, bool), next: u64, task: Option<&Told>) -> JudgedBy {
+    match task.filter(|_| is_http) {
+        // a message, or what has become a flow meanwhile
+        Some(why) => JudgedBy::Roll { is_forbidden: why.is_some() },
+        // a message of a client who has come meanwhile: these rules have allowed it, by an address that only its task knows
+        None if is_http && flow >= next => JudgedBy::Roll { is_forbidden: false },
+        None => JudgedBy::List,
+    }
+}
+
+/// A flow, as far as rules look at it.
+#[derive(Debug, Clone, Copy)]
+struct Relayed<'a> {
+    client: IpAddr,
+    user: Option<&'a str>,
+    target: &'a str,
+    server: SocketAddr,
+    judged: Judged,
+}
+
+/// By which address the rules have allowed a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Judged {
+    /// That of its server.
+    Server,
+    /// Another one, since it is led; none: by the name alone.
+    Led(Option<SocketAddr>),
+    /// Nobody has said so: another process has left it, with a message.
+    Unknown,
+}
+
+impl ServerContext {
+    fn judged(&self, flow: u64) -> Judged {
+        let of = |led: Option<Led>| led.map_or(Judged::Server, |led| Judged::Led(led.judged));
+        // one that is taken up meanwhile is entered before
+        if self.splicer.is_recovered(flow) {
+            let line = Line::of(self.splicer.described(flow).as_deref());
+            return line.map_or(Judged::Unknown, |line| of(line.led));
+        }
+        of(self.led.of(flow))
+    }
+}
+
 /// Returns why a listener forbids a flow, if it does.
-fn forbids(listener: &ListenerConfig, (flow, led): (&FlowStatus, Option<Arc<Led>>), pools: &Pools) -> Option<Arc<str>> {
-    if is_unknown(listener, flow.user.as_deref()) {
+fn forbids(listener: &ListenerConfig, flow: Relayed<'_>, pools: &Pools) -> Option<Arc<str>> {
+    if is_unknown(listener, flow.user) {
         return Some(GONE.into());
     }
     // those of a site are judged by its name, and by our address
     let is_site = listener.http().is_some_and(|http| !http.routes.is_empty());
     let server = if is_site { listener.listen } else { flow.server };
-    let named = [flow.target.clone(), format!("{}:{}", flow.target, server.port())];
+    let named = [flow.target.to_owned(), format!("{}:{}", flow.target, server.port())];
     let named = named.iter().find_map(|text| text.parse().ok()).filter(|target: &Target| !is_unspecified(&target.host));
     let target = named.unwrap_or(Target::from(server));
     // the rules have been asked about this port, also where a server connects to us (BIND), or data have ports of their own (FTP)
     let server = SocketAddr::new(server.ip(), target.port);
-    let known = led.map_or_else(|| listener.judged(&target, server), |led| led.judged);
+    let known = match flow.judged {
+        Judged::Led(judged) => judged,
+        Judged::Unknown if listener.upstream.is_some() || listener.rules.lead() => {
+            target.host.ip().map(|ip| SocketAddr::new(ip, target.port))
+        }
+        Judged::Server | Judged::Unknown => Some(server),
+    };
     // what the configuration names is not guarded
     let members = listener.pools().filter_map(|name| pools.get(name)).flat_map(|pool| &pool.members);
     let is_named = listener
@@ -285,10 +351,13 @@ fn forbids(listener: &ListenerConfig, (flow, led): (&FlowStatus, Option<Arc<Led>
         .any(|named| *named == target || *named == server.into());
     let rules = if is_named { listener.rules.unguarded() } else { listener.rules.clone() };
     let is_asked = listener.http().is_some() && !is_site && listener.intercepts.is_none();
-    let user = flow.user.as_deref();
-    let subject = Subject { method: is_asked.then_some("CONNECT"), ..Subject::by(flow.client.ip()).of(user) };
-    let judged = rules.check_name(&subject, &target).and_then(|()| rules.check_known(&subject, &target, known));
-    judged.err().map(|why| why.to_string().into())
+    let subject = Subject { method: is_asked.then_some("CONNECT"), ..Subject::by(flow.client).of(flow.user) };
+    let by_address = || match (flow.judged, known) {
+        (Judged::Unknown, None) => Ok(()), // only what the name forbids is certain
+        (_, known) => rules.check_known(&subject, &target, known),
+    };
+    let checked = rules.check_name(&subject, &target).and_then(|()| by_address());
+    checked.err().map(|why| why.to_string().into())
 }
 
 fn is_unspecified(host: &Host) -> bool {
@@ -329,3 +398,7 @@ fn open(
     let services = now.services.iter().map(|service| service.reopen(config, &pools)).collect::<Result<_, _>>()?;
     Ok(Beside { sockets, log, opened: Opened { taps, pools, services, ..Opened::default() } })
 }
+
+#[cfg(test)]
+#[path = "reload_tests.rs"]
+mod tests;

@@ -45,8 +45,7 @@ fn taken_up(shared: &Weak<ServerContext>, fronts: &HashMap<String, Fronts>, flow
     let line = Line::of(description.as_deref()).unwrap_or_else(|| Line::since(started(status)));
     let lease = line.member.as_ref().and_then(|member| shared.lease_again(member));
     let member = lease.as_ref().map(|lease| lease.0.label.clone());
-    let done = OfFlow::going_on(line, live, &front, lease, status.processes);
-    done.led.iter().for_each(|led| shared.led.enter(status.id, &Arc::downgrade(led)));
+    let done = OfFlow::going_on((status.id, line), live, &front, lease, status.processes);
     let (id, triggers, front_of_triggers) = (status.id, shared.triggers.clone(), front.clone());
     let begun = move || triggers.begin(id, &front_of_triggers.listener.triggers, &front_of_triggers.taps, None);
     Some(TakenUp {
