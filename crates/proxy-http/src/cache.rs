@@ -26,7 +26,7 @@ use longsplice_engine::{Tap, TapReader, Taps};
 use longsplice_http::{Body, Framing, Response};
 pub(crate) use longsplice_proxy::counters::cache::Count;
 use longsplice_proxy::{
-    config::{CacheConfig, Http},
+    config::{CacheConfig, Came, Http},
     counters::cache::{CacheValues, Counts},
 };
 use nix::{
@@ -271,11 +271,16 @@ impl Cache {
         CacheValues::new(state.index.len() as u64, state.index.bytes() + state.writing, &self.shared.counts)
     }
 
-    /// Returns a stored reply for this question that passed this filter. Reads from the disk.
-    pub async fn look(self: &Arc<Cache>, question: Question, filter: Arc<str>) -> Option<Found> {
+    /// Returns a stored reply for this question that passed this filter, and that the client may have. Reads from the disk.
+    pub async fn look(
+        self: &Arc<Cache>,
+        question: Question,
+        filter: Arc<str>,
+        may_have: impl Fn(&Meta) -> bool + Send + 'static,
+    ) -> Option<Found> {
         let cache = self.clone();
         // fails only if the runtime is gone
-        tokio::task::spawn_blocking(move || cache.shared.look(&question, &filter)).await.ok()?
+        tokio::task::spawn_blocking(move || cache.shared.look(&question, &filter, may_have)).await.ok()?
     }
 
     /// Returns one block of the body, beginning at `at`. If the file is damaged, it is removed, and an error returned.
@@ -510,7 +515,7 @@ impl CacheInner {
         true
     }
 
-    fn look(&self, question: &Question, filter: &str) -> Option<Found> {
+    fn look(&self, question: &Question, filter: &str, may_have: impl Fn(&Meta) -> bool) -> Option<Found> {
         let key = key(&question.url);
         let files = {
             let state = self.state();
@@ -529,7 +534,7 @@ impl CacheInner {
                 }
             };
             let fit = stored.meta.fit(question, SystemTime::now());
-            if fit == Fit::Other || stored.meta.filter != filter {
+            if fit == Fit::Other || stored.meta.filter != filter || !may_have(&stored.meta) {
                 continue;
             }
             self.state().index.touch(key, file, stored.size);
@@ -588,7 +593,8 @@ fn plain(stored: &str) -> String {
 
 /// Returns a hash that distinguishes replies with the same URL, and what they are purged by.
 fn marks(meta: &Meta) -> (u64, Labels) {
-    (hash(&format!("{}{:?}", meta.filter, meta.asked)), labels(&plain(&meta.url)))
+    let way = meta.came.as_ref().map_or("", |came| &came.way);
+    (hash(&format!("{}{:?}{way}", meta.filter, meta.asked)), labels(&plain(&meta.url)))
 }
 
 /// Returns the labels of a URL, as in [`normal`].
@@ -626,6 +632,8 @@ pub(crate) struct Fetch {
     pub turn: Mutex<Option<Turn>>,
     /// URL that the reply invalidates, unless it is an error.
     pub changes: Option<String>,
+    /// How the connection to the server is led, if it does not go straight to the target.
+    pub came: Option<Came>,
     pub asked_at: SystemTime,
 }
 
@@ -687,6 +695,7 @@ impl Fetch {
         }
         self.cache.count(Count::Misses);
         let meta = question.meta(reply, server, &self.filter, times);
+        let meta = meta.map(|meta| Meta { came: self.came.clone(), ..meta });
         let turn = self.turn.lock().ok().and_then(|mut turn| turn.take());
         let fill = meta.zip(first).and_then(|(meta, first)| self.cache.fill(meta, reply.framing, first, turn));
         fill.map_or(Heard::Miss, |(fill, tap)| Heard::Fill(fill, tap))

@@ -45,6 +45,7 @@ impl Scene {
             url: url.into(),
             filter: String::new(),
             server: "192.0.2.1:80".parse().unwrap(),
+            came: None,
             time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs(),
             age: 0,
             version: "1.1".into(),
@@ -73,7 +74,8 @@ impl Scene {
     fn find(&self, url: &str, asked: &str) -> Option<Vec<u8>> {
         let head = format!("GET {url} HTTP/1.1\r\nHost: x\r\nAccept: {asked}\r\n\r\n");
         let request = longsplice_http::Request::parse(head.as_bytes()).unwrap();
-        let found = self.cache.shared.look(&Question::new(&request, url.into(), Codings::Any).unwrap(), "")?;
+        let found =
+            self.cache.shared.look(&Question::new(&request, url.into(), Codings::Any).unwrap(), "", |_| true)?;
         let mut body = Vec::new();
         while (body.len() as u64) < found.stored.length {
             match found.stored.block(body.len() as u64) {

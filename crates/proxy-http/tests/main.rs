@@ -6,6 +6,7 @@ mod codings;
 mod fields;
 mod filter;
 mod http;
+mod led_cache;
 mod member;
 mod origin;
 mod proxy_protocol;

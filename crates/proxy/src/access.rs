@@ -23,7 +23,7 @@ use crate::{
     later::Later,
     target::{Host, Target},
 };
-use index::Index;
+use index::{Index, Knowing};
 use ipnet::{IpNet, Ipv4Net};
 use longsplice_http::path;
 use std::{
@@ -31,6 +31,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     str::FromStr,
 };
+use times::Now;
 pub use times::{Days, Hours, Times};
 pub use way::{Upstream, UpstreamProtocol, Way};
 
@@ -151,8 +152,13 @@ struct Filed {
     /// The rules in order.
     list: Vec<Rule>,
     by_address: Index,
+    /// For names whose addresses are not known yet.
     by_name: Index,
+    /// For names whose addresses never will be.
+    by_name_alone: Index,
     know_paths: bool,
+    /// Some rule leads elsewhere than to the target.
+    lead: bool,
 }
 
 /// Reason for a denial.
@@ -223,9 +229,7 @@ impl fmt::Display for Denied {
 impl Rules {
     /// Keeps the rules in the order of `list`. `guarded`: whether guarded addresses are denied unless a rule opens them.
     pub fn new(list: Vec<Rule>, guarded: bool) -> Rules {
-        let (by_address, by_name) = (Index::of(&list, false), Index::of(&list, true));
-        let know_paths = list.iter().any(|rule| !rule.path.is_empty());
-        Rules { filed: Later::new(Filed { list, by_address, by_name, know_paths }), guarded, own_too: guarded }
+        Rules { filed: Later::new(Filed::new(list)), guarded, own_too: guarded }
     }
 
     /// Returns the rules in order.
@@ -275,9 +279,9 @@ impl Rules {
     /// The same. Returns what allows it.
     pub fn judge(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<Allowed, Denied> {
         let ip = server.ip().to_canonical();
-        let (guard, filed) = (self.guard(ip), self.filed.now());
-        for (i, rule) in filed.candidates(subject, &target.host, Some(ip), server.port()) {
-            if !rule.covers(subject, server.port()) {
+        let (guard, filed, now) = (self.guard(ip), self.filed.now(), Now::default());
+        for (i, rule) in filed.candidates(subject, &target.host, Knowing::Address(ip), server.port()) {
+            if !rule.covers(subject, server.port(), &now) {
                 continue;
             }
             match rule.action {
@@ -310,10 +314,9 @@ impl Rules {
         if let Some(server) = server {
             return self.judge(subject, target, server);
         }
-        let filed = self.filed.now();
-        let is_meant = |rule: &Rule| rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
-        let mut candidates = filed.candidates(subject, &target.host, None, target.port);
-        match candidates.find(|(_, rule)| rule.covers(subject, target.port) && is_meant(rule)) {
+        let (filed, now) = (self.filed.now(), Now::default());
+        let mut candidates = filed.candidates(subject, &target.host, Knowing::NameAlone, target.port);
+        match candidates.find(|(_, rule)| rule.covers(subject, target.port, &now) && rule.names(&target.host)) {
             Some((i, Rule { action: Action::Deny, .. })) => Err(Denied::Rule(i + 1)),
             found => Ok(found.map(|(i, rule)| rule.allowed(i)).unwrap_or_default()),
         }
@@ -328,11 +331,29 @@ impl Rules {
     /// The same of [`Rules::check_name`]: names that lead elsewhere are not looked up either.
     pub fn check_name_here(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
         self.check_name(subject, target)?;
-        match (&target.host, self.judge_known(subject, target, None)) {
-            (Host::Name(_), Ok(allowed)) => allowed.is_here(target),
-            // only the address decides
-            (Host::Name(_), Err(_)) | (Host::Ip(_), _) => Ok(()),
+        if target.host.ip().is_some() || !self.lead() {
+            return Ok(());
         }
+        // if the name is denied, only the address decides
+        self.judge_known(subject, target, None).map_or(Ok(()), |allowed| allowed.is_here(target))
+    }
+
+    /// The same for who wants to know the address alone, for whatever port: a name is not looked up that is led elsewhere at some
+    /// port.
+    pub fn check_look_up(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
+        self.check_name_here(subject, target)?;
+        if !self.lead() {
+            return Ok(());
+        }
+        let (filed, host) = (self.filed.now(), &target.host);
+        let leads = |rule: &&Rule| rule.way.as_ref().is_some_and(|way| way.leads_away(target)) && rule.names(host);
+        for port in filed.list.iter().filter(leads).flat_map(|rule| &rule.ports).map(|ports| ports.first) {
+            let target = Target { host: host.clone(), port };
+            if let Err(led @ Denied::Led(_)) = self.check_name_here(subject, &target) {
+                return Err(led);
+            }
+        }
+        Ok(())
     }
 
     /// Whether any rule has paths, so that request paths have to be parsed.
@@ -342,12 +363,12 @@ impl Rules {
 
     /// Checks whether the request is denied for every address of the name. Such names are not looked up at all.
     pub fn check_name(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
-        let filed = self.filed.now();
-        for (i, rule) in filed.candidates(subject, &target.host, None, target.port) {
-            if !rule.covers(subject, target.port) {
+        let (filed, now) = (self.filed.now(), Now::default());
+        for (i, rule) in filed.candidates(subject, &target.host, Knowing::Name, target.port) {
+            if !rule.covers(subject, target.port, &now) {
                 continue;
             }
-            let certain = rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
+            let certain = rule.names(&target.host);
             let open = rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_)));
             match (certain, rule.action) {
                 (true, Action::Deny) => return Err(Denied::Rule(i + 1)),
@@ -362,17 +383,32 @@ impl Rules {
 }
 
 impl Filed {
-    /// Returns the rules that may match, with their numbers, in order. `ip`: `None` if the name is not resolved yet.
+    fn new(list: Vec<Rule>) -> Filed {
+        let [by_address, by_name, by_name_alone] = Index::all_of(&list);
+        let know_paths = list.iter().any(|rule| !rule.path.is_empty());
+        let lead = list.iter().any(|rule| !matches!(rule.way, None | Some(Way::Direct)));
+        Filed { list, by_address, by_name, by_name_alone, know_paths, lead }
+    }
+
+    /// Returns the rules that may match, with their numbers, in order.
     fn candidates(
         &self,
         subject: &Subject<'_>,
         host: &Host,
-        ip: Option<IpAddr>,
+        known: Knowing,
         port: u16,
     ) -> impl Iterator<Item = (usize, &Rule)> {
-        let Filed { list, by_address, by_name, .. } = self;
-        let index = if ip.is_some() { by_address } else { by_name };
-        index.candidates(subject.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
+        let (index, ip) = match known {
+            Knowing::Address(ip) => (&self.by_address, Some(ip)),
+            Knowing::Name => (&self.by_name, None),
+            Knowing::NameAlone => (&self.by_name_alone, None),
+        };
+        let looked_at = |i| {
+            #[cfg(test)]
+            tests::LOOKED_AT.set(tests::LOOKED_AT.get() + 1);
+            (i, &self.list[i])
+        };
+        index.candidates(subject.client.to_canonical(), host, ip, port).map(looked_at)
     }
 }
 
@@ -391,14 +427,19 @@ impl Rule {
         Allowed { rule: Some(i + 1), way: self.way.clone() }
     }
 
-    fn covers(&self, subject: &Subject<'_>, port: u16) -> bool {
+    /// Whether it matches this host, whatever its address is.
+    fn names(&self, host: &Host) -> bool {
+        self.target.is_empty() || self.target.iter().any(|p| p.matches_name(host))
+    }
+
+    fn covers(&self, subject: &Subject<'_>, port: u16, now: &Now) -> bool {
         let client = subject.client.to_canonical();
         (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
             && (self.ports.is_empty() || self.ports.iter().any(|r| r.contains(port)))
             && (self.methods.is_empty() || subject.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
             && (self.users.is_empty() || subject.user.is_some_and(|u| self.users.iter().any(|own| own == u)))
             && (self.path.is_empty() || subject.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
-            && self.times.holds()
+            && self.times.hold(now)
     }
 
     /// Whether it matches every request.
@@ -631,4 +672,4 @@ impl FromStr for Pattern {
 
 #[cfg(test)]
 #[path = "access_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,12 @@
 //! Rules: order, matching, guarded addresses and attempts to get around them.
 
 use super::*;
+use std::cell::Cell;
+
+thread_local! {
+    /// How many rules this thread has looked at.
+    pub(crate) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+}
 
 /// `allow|deny [from CLIENT,..] [to TARGET,..] [port PORTS,..] [users USER,..] [methods METHOD,..] [path PATH,..]`
 fn rule(text: &str) -> Rule {
@@ -197,12 +203,15 @@ fn methods_and_paths() {
     }
 }
 
-/// Returns the rules that are tried for this request, by address and by name.
-fn tried(rules: &Rules, client: &str, target: &str, ip: &str) -> [Vec<usize>; 2] {
+/// Returns the rules that are tried for this request, by address, by name before it is looked up, and by name alone.
+fn tried(rules: &Rules, client: &str, target: &str, ip: &str) -> [Vec<usize>; 3] {
     let (client, target) = (client.parse().unwrap(), target.parse::<Target>().unwrap());
-    let numbers =
-        |ip| rules.filed.own.candidates(&Subject::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
-    [numbers(Some(ip.parse().unwrap())), numbers(None)]
+    let numbers = |known| {
+        let subject = Subject::by(client);
+        let all = rules.filed.own.candidates(&subject, &target.host, known, target.port);
+        all.map(|(n, _)| n).collect()
+    };
+    [Knowing::Address(ip.parse().unwrap()), Knowing::Name, Knowing::NameAlone].map(numbers)
 }
 
 #[test]
@@ -216,14 +225,17 @@ fn of_many_rules_few_are_tried() {
     let ask = |rules: &Rules, target: &str, ip: &str| tried(rules, "10.0.1.44", target, ip).map(|t| t.len());
     let by_address = many(|n| format!("deny to 192.{}.{}.0/24", n >> 8, n & 255));
     assert_eq!(ask(&by_address, "192.1.44.7:80", "192.1.44.7")[0], 2);
+    assert_eq!(ask(&by_address, "example.org:80", "192.1.44.7"), [2, MANY + 1, 1]);
     let by_client = many(|n| format!("allow from 10.0.{}.{} to 192.0.2.0/24", n >> 8, n & 255));
-    assert_eq!(ask(&by_client, "example.org:80", "192.0.2.7"), [2, 2]);
+    assert_eq!(ask(&by_client, "example.org:80", "192.0.2.7"), [2, 2, 1]);
     let by_port = many(|n| format!("allow from 10.0.0.0/8 port {}", n + 1));
-    assert_eq!(ask(&by_port, "example.org:80", "192.0.2.7"), [2, 2]);
+    assert_eq!(ask(&by_port, "example.org:80", "192.0.2.7"), [2; 3]);
     let by_name = many(|n| format!("deny to a{n}.example.org,*.b{n}.example.org port 1-9999"));
-    assert_eq!(ask(&by_name, "c.b300.example.org:80", "192.0.2.7"), [2, 2]);
-    assert_eq!(ask(&by_name, "a300.example.org:80", "192.0.2.7"), [2, 2]);
-    assert_eq!(ask(&by_name, "b300.example.org:80", "192.0.2.7"), [1, 1]);
+    assert_eq!(ask(&by_name, "c.b300.example.org:80", "192.0.2.7"), [2; 3]);
+    assert_eq!(ask(&by_name, "a300.example.org:80", "192.0.2.7"), [2; 3]);
+    assert_eq!(ask(&by_name, "b300.example.org:80", "192.0.2.7"), [1; 3]);
+    let both = many(|n| format!("deny to 192.0.2.0/24,a{n}.example.org"));
+    assert_eq!(ask(&both, "a300.example.org:80", "198.51.100.7"), [2, MANY + 1, 2]);
 }
 
 /// Compares the index with a linear search. Few addresses, names and ports are combined, so that rules overlap.
@@ -259,29 +271,21 @@ fn none_is_left_out_that_matches() {
                 for (ip, port) in [("192.0.2.7", 80), ("64:ff9b::c000:207", 443), ("2001:db8::7", 8080)] {
                     let (subject, ip) = (Subject::by(client.parse().unwrap()), ip.parse().unwrap());
                     let host = format!("{target}:{port}").parse::<Target>().unwrap().host;
-                    let matching = |known: bool| {
-                        let by_name = |rule: &Rule| {
-                            let open = rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_)));
-                            open || rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&host))
-                        };
+                    let matching = |known: Knowing| {
                         let fits = |rule: &&Rule| {
-                            let there = if known {
-                                rule.denies(&host, ip) || rule.allows(&host, ip, None)
-                            } else {
-                                by_name(rule)
+                            let there = match known {
+                                Knowing::Address(ip) => rule.denies(&host, ip) || rule.allows(&host, ip, None),
+                                Knowing::Name => rule.names_addresses() || rule.names(&host),
+                                Knowing::NameAlone => rule.names(&host),
                             };
-                            rule.covers(&subject, port) && there
+                            rule.covers(&subject, port, &Now::default()) && there
                         };
                         let all = rules.list().iter().enumerate().filter(|(_, rule)| fits(rule));
                         all.map(|(n, _)| n).collect::<Vec<_>>()
                     };
-                    for known in [true, false] {
-                        let tried: Vec<_> = rules
-                            .filed
-                            .own
-                            .candidates(&subject, &host, known.then_some(ip), port)
-                            .map(|(n, _)| n)
-                            .collect();
+                    for known in [Knowing::Address(ip), Knowing::Name, Knowing::NameAlone] {
+                        let tried = rules.filed.own.candidates(&subject, &host, known, port);
+                        let tried: Vec<_> = tried.map(|(n, _)| n).collect();
                         let matching = matching(known);
                         assert!(tried.is_sorted_by(|a, b| a < b), "{tried:?}");
                         assert!(matching.iter().all(|n| tried.contains(n)), "{matching:?} of {tried:?}");
@@ -292,4 +296,29 @@ fn none_is_left_out_that_matches() {
         }
     }
     assert!(matches > 10_000, "{matches}");
+}
+
+/// However many rules ask what time it is, a decision is of one moment, and without them nobody asks.
+#[test]
+fn the_clock_is_read_once() {
+    // none holds today, nor tomorrow
+    let today = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
+    let day = ["thu", "fri", "sat", "sun", "mon", "tue", "wed"][(today as usize + 3) % 7];
+    let timed = |times: &Times| Rules::new(vec![Rule { times: times.clone(), ..rule("deny") }; 3], false);
+    let with_times = timed(&Times { hours: Vec::new(), days: vec![day.parse().unwrap()] });
+    let without = Rules::new(vec![rule("deny users nobody"); 3], false);
+    type Asks = fn(&Rules, &Subject<'_>, &Target) -> bool;
+    let ways: [Asks; 3] = [
+        |rules, subject, target| rules.judge(subject, target, SocketAddr::from(([198, 51, 100, 1], 2))).is_ok(),
+        |rules, subject, target| rules.judge_known(subject, target, None).is_ok(),
+        |rules, subject, target| rules.check_name(subject, target).is_ok(),
+    ];
+    for way in ways {
+        let readings = [&with_times, &without].map(|rules| {
+            let before = times::tests::READINGS.get();
+            assert!(way(rules, &Subject::by(CLIENT.parse().unwrap()), &"a.test:2".parse().unwrap()));
+            times::tests::READINGS.get() - before
+        });
+        assert_eq!(readings, [1, 0]);
+    }
 }

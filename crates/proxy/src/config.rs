@@ -72,6 +72,7 @@ use std::{
     sync::Arc,
 };
 use tls::Tls;
+pub use way::{Asker, Came};
 
 /// The configuration. The program around the proxy uses the fields that the proxy itself does not need.
 #[derive(Debug, Clone, Default)]
@@ -550,7 +551,12 @@ impl ListenerConfig {
 
     /// Returns the address of the server that the client wants, if that is where its connection goes.
     pub(crate) fn wanted(&self, client: &Leg) -> Option<SocketAddr> {
-        (self.intercepts.is_some() && !self.leads_all()).then(|| client.local())
+        self.has_wanted().then(|| client.local())
+    }
+
+    /// Whether all clients want a server by its address, whatever name they ask for.
+    pub(crate) fn has_wanted(&self) -> bool {
+        self.intercepts.is_some() && !self.leads_all()
     }
 
     /// Returns what FTP needs, if the listener reads it.

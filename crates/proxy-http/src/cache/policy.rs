@@ -10,6 +10,7 @@ use super::range::Part;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, request, response};
 use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
 use longsplice_http::{Request, Response, accept::Codings};
+use longsplice_proxy::config::Came;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
@@ -53,6 +54,9 @@ pub(crate) struct Meta {
     pub filter: String,
     /// Address of the server that sent the reply.
     pub server: SocketAddr,
+    /// How it has come, if not straight from its target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub came: Option<Came>,
     /// Time of the reply (Unix time, seconds), and its age at that time in seconds (RFC 9111, 4.2.3).
     pub time: u64,
     pub age: u64,
@@ -147,6 +151,7 @@ impl Question {
             url: self.url.clone(),
             filter: filter.into(),
             server,
+            came: None,
             time: now.duration_since(UNIX_EPOCH).ok()?.as_secs(),
             age,
             version: reply.version.number().into(),

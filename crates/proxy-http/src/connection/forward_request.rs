@@ -31,7 +31,7 @@ use longsplice_http::{
 use longsplice_proxy::{
     access::{Subject, Way},
     coding::Decoder,
-    config::Http,
+    config::{Came, Http},
     counters::Counters,
     fault::{Fault, Step},
     fields::without,
@@ -154,6 +154,9 @@ impl Row<'_> {
                     return next;
                 }
                 return self.refuse(routed.request, record, &fault, status_of(&fault)).await;
+            }
+            if let (Some(fetch), Some(Held { onward, .. })) = (fetch.as_deref_mut(), &self.server) {
+                fetch.came = Came::of(&onward.way, onward.known);
             }
             let end = self.exchange(routed, (&tries, fetch.as_deref()), record).await;
             self.settle(&end, &mut tries);

@@ -22,8 +22,7 @@ use tokio::time::timeout;
 
 impl Row<'_> {
     /// Whether a stale reply may be sent before its server is asked again. Replies that a filter has to judge or to change, and
-    /// servers that expect a client's address first, need a client. Where connections do not go straight to their targets, the address
-    /// from which a reply has come tells nothing.
+    /// servers that expect a client's address first, need a client. So do those that were not reached straight.
     pub(super) fn may_refresh(&self, found: &Found, question: &Question) -> bool {
         let Some((cache, _)) = &self.of.cache else { return false };
         let listener = &self.front.listener;
@@ -31,7 +30,7 @@ impl Row<'_> {
         let alone = filter.rules.is_empty()
             && filter.changes.list.is_empty()
             && listener.intercepts.is_none()
-            && listener.is_straight()
+            && found.stored.meta.came.is_none()
             && listener.proxy_protocol.send.is_none();
         let default = cache.config().stale_while_revalidate;
         alone && found.stored.meta.may_be_stale(question, "stale-while-revalidate", default, SystemTime::now())
@@ -59,6 +58,7 @@ impl Row<'_> {
             stale: None,
             turn: Mutex::new(Some(turn)),
             changes: None,
+            came: None,
             asked_at: SystemTime::now(),
         };
         let changes = Changes::new(self.http, &self.current, self.client.leg.source().ip());
@@ -117,7 +117,7 @@ async fn store(
         }
     };
     let question = fetch.question.clone().ok_or(io::ErrorKind::InvalidInput)?;
-    fetch.stale = cache.look(question, fetch.filter.clone()).await;
+    fetch.stale = cache.look(question, fetch.filter.clone(), |meta| meta.came.is_none()).await;
     match fetch.hear(&reply, stream.leg.remote(), Some(stream.in_hand())) {
         Heard::Good(Some(meta)) => {
             if let Some(mut stale) = fetch.stale.take() {

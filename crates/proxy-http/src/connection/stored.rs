@@ -16,7 +16,7 @@ use longsplice_http::{
     forward::{self, Back, Content},
     reply::Reply,
 };
-use longsplice_proxy::{access::Way, fields::FieldChanges, log::access_log::Record};
+use longsplice_proxy::{fields::FieldChanges, log::access_log::Record};
 use std::{
     io,
     ops::Range,
@@ -45,10 +45,20 @@ impl Row<'_> {
             stale: None,
             turn: Mutex::default(),
             changes: (!safe).then(|| url.clone()),
+            came: None,
             asked_at: SystemTime::now(),
         });
         let Some(question) = &fetch.question else { return Err(Some(fetch)) };
-        let mut found = cache.look(question.clone(), filter.clone()).await.filter(|found| self.may_have(routed, found));
+        // access to a pool was decided before
+        let asker = routed.target().map(|target| {
+            let subject = routed.subject(&self.client);
+            Arc::new(self.front.listener.asker(&self.client.leg, &subject, target))
+        });
+        let may_have = || {
+            let asker = asker.clone();
+            move |meta: &Meta| asker.as_ref().is_none_or(|asker| asker.may_have(meta.server, meta.came.as_ref()))
+        };
+        let mut found = cache.look(question.clone(), filter.clone(), may_have()).await;
         let only_if_cached = question.only_if_cached;
         let question = question.clone();
         if let Some(late) = found.take_if(|found| !found.fresh && self.may_refresh(found, &question)) {
@@ -59,12 +69,14 @@ impl Row<'_> {
         }
         let collapse = cache.config().collapse.filter(|_| question.may_wait());
         if let (Some(limit), true) = (collapse, found.as_ref().is_none_or(|found| !found.fresh)) {
-            match cache.turn(&url) {
+            // the reply that comes another way is not waited for
+            let led = asker.as_ref().and_then(|asker| asker.is_led());
+            match cache.turn(&led.map_or(url.clone(), |way| format!("{way} {url}"))) {
                 Place::First(turn) => fetch.turn = Mutex::new(Some(turn)),
                 Place::Behind(mut waits) => {
                     // an error says that the other request is over
                     let _ = timeout(limit, waits.changed()).await;
-                    found = cache.look(question, filter.clone()).await.filter(|found| self.may_have(routed, found));
+                    found = cache.look(question, filter.clone(), may_have()).await;
                     if found.as_ref().is_some_and(|found| found.fresh) {
                         cache.count(Count::Collapsed);
                     }
@@ -102,29 +114,14 @@ impl Row<'_> {
         self.http.fields.are_personal() || self.fields_of_route(routed).is_some_and(FieldChanges::are_personal)
     }
 
-    /// Whether the rules allow this client the server of a stored reply.
-    fn may_have(&self, routed: &RoutedRequest<'_>, found: &Found) -> bool {
-        // access to a pool was decided before
-        let To::Target(target) = &routed.to else { return true };
-        let (subject, from) = (routed.subject(&self.client), found.stored.meta.server);
-        self.front.listener.may_have(&subject, target, from)
-    }
-
     /// Returns the URL of a request, as in [`Question::url`].
     fn url_of(&self, routed: &RoutedRequest<'_>) -> Option<String> {
         let (Form::Absolute(_, path) | Form::Origin(path)) = &routed.request.form else { return None };
-        // who is led another way may be meant to get something else
-        let led = |target| match self.front.listener.led(&routed.subject(&self.client), target) {
-            None => String::new(),
-            Some(Way::Direct) => "direct ".into(),
-            Some(Way::Through(upstream)) => format!("through {} ", upstream.name),
-            Some(Way::Pool(pool)) => format!("pool {pool} "),
-        };
         match &routed.to {
             To::Target(target) if self.front.listener.intercepts.is_some() => {
-                Some(format!("{}{} http://{}{path}", led(target), self.client.leg.local(), host(target)))
+                Some(format!("{} http://{}{path}", self.client.leg.local(), host(target)))
             }
-            To::Target(target) => Some(format!("{}http://{}{path}", led(target), host(target))),
+            To::Target(target) => Some(format!("http://{}{path}", host(target))),
             To::Pool(pool, _) => {
                 let site = routed.site.as_deref().unwrap_or_default().to_ascii_lowercase();
                 // servers may answer otherwise what is changed by the route

@@ -25,6 +25,25 @@ enum Key {
     Port(u16),
 }
 
+/// What is known of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Knowing {
+    /// Its address, and the name if the client has named one.
+    Address(IpAddr),
+    /// Its name, which is not resolved yet, so that any rule with a prefix may match.
+    Name,
+    /// Its name, which is not resolved here, so that no prefix ever matches.
+    NameAlone,
+}
+
+/// What of a rule's targets a request may match.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Matching {
+    All,
+    AnyPrefix,
+    NoPrefix,
+}
+
 /// Numbers of rules, from 0, by a key that the request must have for them to match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Index {
@@ -36,16 +55,23 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Indexes the rules. `by_name`: for requests whose name is not resolved yet, so that any rule with a prefix may match.
-    pub fn of(list: &[Rule], by_name: bool) -> Index {
+    /// Indexes the rules for each kind of [`Knowing`].
+    pub fn all_of(list: &[Rule]) -> [Index; 3] {
+        [Matching::All, Matching::AnyPrefix, Matching::NoPrefix].map(|matching| Index::of(list, matching))
+    }
+
+    fn of(list: &[Rule], matching: Matching) -> Index {
+        // those of which nothing can match are left out
+        let may_match = |rule: &Rule| matching != Matching::NoPrefix || rule.matches_names();
+        let rules = || (0u32..).zip(list).filter(|(_, rule)| may_match(rule));
         let mut shared: HashMap<Key, usize> = HashMap::new();
-        for key in list.iter().flat_map(|rule| ways(rule, by_name)).flatten() {
+        for key in rules().flat_map(|(_, rule)| ways(rule, matching)).flatten() {
             *shared.entry(key).or_default() += 1;
         }
         let mut index = Index::default();
-        for (n, rule) in (0u32..).zip(list) {
+        for (n, rule) in rules() {
             let others = |keys: &Vec<Key>| keys.iter().map(|key| shared[key]).sum::<usize>();
-            match ways(rule, by_name).into_iter().min_by_key(others) {
+            match ways(rule, matching).into_iter().min_by_key(others) {
                 Some(keys) => keys.into_iter().for_each(|key| index.file(key, n)),
                 None => index.rest.push(n),
             }
@@ -89,16 +115,18 @@ impl Index {
 }
 
 /// Returns the sets of keys under which a rule may be filed: all keys of one set. Empty: the rule is always tried.
-fn ways(rule: &Rule, by_name: bool) -> Vec<Vec<Key>> {
+fn ways(rule: &Rule, matching: Matching) -> Vec<Vec<Key>> {
     let target = |pattern: &Pattern| match pattern {
         Pattern::Prefix(net) => Key::Target(net.0.trunc()),
         Pattern::Name(name) => Key::Name(name.clone()),
         Pattern::Below(suffix) => Key::Below(suffix.clone()),
     };
-    let targets = if by_name && rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_))) {
-        Vec::new() // any name may resolve into the prefix
-    } else {
-        rule.target.iter().map(target).collect()
+    let is_prefix = |p: &&Pattern| matches!(p, Pattern::Prefix(_));
+    let targets = match matching {
+        // any name may resolve into the prefix
+        Matching::AnyPrefix if rule.target.iter().any(|p| is_prefix(&p)) => Vec::new(),
+        Matching::NoPrefix => rule.target.iter().filter(|p| !is_prefix(p)).map(target).collect(),
+        Matching::All | Matching::AnyPrefix => rule.target.iter().map(target).collect(),
     };
     let clients = rule.client.iter().map(|net| Key::Client(net.0.trunc())).collect();
     let ports: Vec<Key> = rule.ports.iter().flat_map(|r| r.first..=r.last).take(PORTS + 1).map(Key::Port).collect();

@@ -1,6 +1,7 @@
 //! Times at which a rule holds: hours of the day and days of the week, both of UTC.
 
 use std::{
+    cell::OnceCell,
     fmt,
     str::FromStr,
     time::{SystemTime, UNIX_EPOCH},
@@ -36,6 +37,20 @@ pub struct Times {
     pub days: Vec<Days>,
 }
 
+/// The time of a decision: the clock is read once, and only if a rule asks for it.
+#[derive(Debug, Default)]
+pub(super) struct Now(OnceCell<SystemTime>);
+
+impl Now {
+    fn read(&self) -> SystemTime {
+        *self.0.get_or_init(|| {
+            #[cfg(test)]
+            tests::READINGS.set(tests::READINGS.get() + 1);
+            SystemTime::now()
+        })
+    }
+}
+
 impl Times {
     /// Whether there is no time at which it does not hold.
     pub fn is_always(&self) -> bool {
@@ -43,8 +58,8 @@ impl Times {
     }
 
     /// Whether it holds now.
-    pub(super) fn holds(&self) -> bool {
-        self.is_always() || self.holds_at(SystemTime::now())
+    pub(super) fn hold(&self, now: &Now) -> bool {
+        self.is_always() || self.holds_at(now.read())
     }
 
     fn holds_at(&self, now: SystemTime) -> bool {
@@ -116,9 +131,14 @@ impl fmt::Display for Days {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::{cell::Cell, time::Duration};
+
+    thread_local! {
+        /// How often this thread has read the clock.
+        pub static READINGS: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn times(hours: &[&str], days: &[&str]) -> Times {
         Times {

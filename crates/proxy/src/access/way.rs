@@ -3,7 +3,7 @@
 use super::{Pattern, Rule, Rules};
 use crate::target::Target;
 use serde::Deserialize;
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 /// An upstream proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,15 +80,20 @@ impl Way {
     }
 }
 
-impl Rules {
-    /// Whether some rule looks at addresses of targets.
-    pub(crate) fn name_addresses(&self) -> bool {
-        self.list().iter().any(Rule::names_addresses)
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Direct => f.write_str("direct"),
+            Way::Through(upstream) => write!(f, "through {}", upstream.name),
+            Way::Pool(pool) => write!(f, "pool {pool}"),
+        }
     }
+}
 
+impl Rules {
     /// Whether some rule leads elsewhere than to the target.
     pub(crate) fn lead(&self) -> bool {
-        self.list().iter().any(|rule| !matches!(rule.way, None | Some(Way::Direct)))
+        self.filed.now().lead
     }
 }
 

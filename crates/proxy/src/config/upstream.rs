@@ -7,13 +7,13 @@ use super::{
     value::{Many, Parsed},
 };
 use crate::{
-    access::{Pattern, Upstream, UpstreamProtocol},
+    access::{Pattern, Rule, Upstream, UpstreamProtocol},
     commands::{Command, Commands},
     secrets::{self, Secret},
-    target::{Host, Target},
+    target::Target,
 };
 use serde::Deserialize;
-use std::{collections::BTreeMap, net::SocketAddr, ops::Range, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::Arc};
 use toml::Spanned;
 
 /// Maximum number of servers of an upstream proxy: all are tried for one connection.
@@ -179,7 +179,7 @@ impl SourceFile<'_> {
             Protocol::Socks5 { commands, .. } if !commands.only_connect() && *commands != Commands::default() => {
                 Some("it is asked for connections only: remove the key, or all commands but \"connect\"")
             }
-            _ if upstream.resolve.is_none() && listener.rules.name_addresses() => Some(
+            _ if upstream.resolve.is_none() && listener.rules.list().iter().any(Rule::names_addresses) => Some(
                 "its rules name addresses, and it would look up names itself: add resolve = true to the upstream proxy, \
                  so that names are looked up here, or resolve = false if rules need not know the addresses of names",
             ),
@@ -207,19 +207,6 @@ impl SourceFile<'_> {
     }
 }
 
-impl ListenerConfig {
-    /// Returns the address by which rules judge a connection to `server`. `None` if an upstream proxy has looked up the name.
-    pub fn judged(&self, target: &Target, server: SocketAddr) -> Option<SocketAddr> {
-        match (&self.upstream, &target.host) {
-            (Some(upstream), host) if upstream.leads_to(target, None) => match host {
-                Host::Ip(ip) => Some(SocketAddr::new(*ip, target.port)),
-                Host::Name(_) => None,
-            },
-            _ => Some(server),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,8 +224,7 @@ mod tests {
     fn what_goes_through_it() {
         let upstream = format!("{UP}\ndirect = [\"10.0.0.0/8\", \"*.local\", \"b\"]");
         let config = read("protocol = \"http\"", &upstream).unwrap();
-        let listener = &config.listeners[0];
-        let up = listener.upstream.as_ref().unwrap();
+        let up = config.listeners[0].upstream.as_ref().unwrap();
         assert_eq!(up, &config.upstreams[0]);
         for (target, goes) in [
             ("10.1.2.3:1", false),
@@ -251,9 +237,6 @@ mod tests {
         ] {
             let target: Target = target.parse().unwrap();
             assert_eq!(up.leads_to(&target, None), goes, "{target}");
-            let server = "192.0.2.1:1".parse().unwrap();
-            let want = if goes { target.host.ip().map(|ip| (ip, 1).into()) } else { Some(server) };
-            assert_eq!(listener.judged(&target, server), want, "{target}");
         }
         let intercepted = Some("10.9.9.9:1".parse().unwrap());
         assert!(!up.leads_to(&"c:1".parse().unwrap(), intercepted));

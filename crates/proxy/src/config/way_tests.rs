@@ -123,27 +123,178 @@ fn only_connections_are_led() {
     }
 }
 
+/// Says of a client without a connection who asks; `wanted`: the address that it has connected to.
+fn asker(listener: &ListenerConfig, client: &str, target: &str, wanted: Option<&str>) -> Asker {
+    let target: Target = target.parse().unwrap();
+    Asker {
+        rules: listener.rules.clone(),
+        upstream: listener.upstream.clone(),
+        client: client.parse().unwrap(),
+        method: Some("GET".into()),
+        path: None,
+        user: None,
+        wanted: wanted.map(|at| at.parse().unwrap()),
+        known: target.host.ip().map(|ip| SocketAddr::new(ip, target.port)),
+        target,
+    }
+}
+
 /// A reply that others were sent may have come by way of a proxy, whose address tells nothing of the target.
 #[test]
-fn stored_replies_of_servers_that_the_rules_do_not_know() {
-    let may = |listener: &ListenerConfig, client: &str, target: &str, server: &str| {
-        let subject = Subject::by(client.parse().unwrap());
-        listener.may_have(&subject, &target.parse().unwrap(), server.parse().unwrap())
-    };
+fn stored_replies() {
     let by_client = "{ action = \"deny\", client = \"10.9.9.9\", target = [\"10.0.0.0/8\", \"*.far\"] },\n";
     let led = listener("", &format!("{by_client}{RULES}"));
-    for (client, target, server, want) in [
-        ("10.1.1.1", "a.far:80", "192.0.2.9:1080", true),
-        ("10.9.9.9", "a.far:80", "192.0.2.9:1080", false),
-        // it may have been that of the proxy
-        ("10.1.1.1", "other:80", "192.0.2.9:1080", false),
-        ("10.1.1.1", "10.1.1.1:80", "192.0.2.9:1080", true),
-        ("10.9.9.9", "10.1.1.1:80", "192.0.2.9:1080", false),
+    let came = |way: &str, judged: &str| Some(Came { way: way.into(), judged: judged.parse().ok() });
+    let (straight, names) = (None, "through names");
+    let may = |listener: &ListenerConfig, client, target, server: &str, came: &Option<Came>| {
+        asker(listener, client, target, None).may_have(server.parse().unwrap(), came.as_ref())
+    };
+    let proxy = "192.0.2.9:1080";
+    for (client, target, server, came, want) in [
+        ("10.1.1.1", "a.far:80", proxy, &came(names, ""), true),
+        ("10.9.9.9", "a.far:80", proxy, &came(names, ""), false),
+        ("10.1.1.1", "a.far:80", "192.0.2.1:80", &straight, false),
+        ("10.1.1.1", "a.far:80", proxy, &came("through addresses", ""), false),
+        // by the address that was judged, and the way that it leads
+        ("10.1.1.1", "other:80", proxy, &came(names, "10.1.1.1:80"), true),
+        ("10.9.9.9", "other:80", proxy, &came(names, "10.1.1.1:80"), false),
+        ("10.1.1.1", "other:80", proxy, &came(names, "192.0.2.1:80"), false),
+        ("10.1.1.1", "other:80", proxy, &came("pool db", "10.1.1.1:80"), false),
+        ("10.1.1.1", "other:80", "192.0.2.1:80", &straight, true),
+        ("10.1.1.1", "other:80", "10.1.1.1:80", &straight, false),
+        // it is not known which address that was, or it is guarded
+        ("10.1.1.1", "other:80", proxy, &came(names, ""), false),
+        ("10.1.1.1", "other:80", "127.0.0.1:80", &straight, false),
+        ("10.1.1.1", "other:80", proxy, &came(names, "127.0.0.1:80"), false),
+        ("10.1.1.1", "10.1.1.1:80", proxy, &came(names, "10.1.1.1:80"), true),
+        ("10.9.9.9", "10.1.1.1:80", proxy, &came(names, "10.1.1.1:80"), false),
+        ("10.1.1.1", "db.internal:5432", "192.0.2.7:1", &came("pool db", ""), true),
     ] {
-        assert_eq!(may(&led, client, target, server), want, "{client} {target}");
+        assert_eq!(may(&led, client, target, server, came), want, "{client} {target} {server} {came:?}");
     }
-    let straight = listener("", by_client);
-    assert!(straight.is_straight() && !led.is_straight());
-    assert!(may(&straight, "10.9.9.9", "other:80", "192.0.2.1:80"));
-    assert!(!may(&straight, "10.9.9.9", "other:80", "10.1.1.1:80"));
+    // a guarded address that rules with names only have not opened
+    let by_name = listener("", "{ action = \"allow\", target = \"*.far\", upstream = \"names\" }");
+    assert!(!may(&by_name, "10.1.1.1", "other:80", "127.0.0.1:80", &straight));
+    assert!(may(&by_name, "10.1.1.1", "other:80", "192.0.2.1:80", &straight));
+    // names that a rule of the listener's upstream proxy leaves alone
+    let of_listener = listener(
+        "upstream = \"names\"",
+        "{ action = \"deny\", target = \"10.6.0.0/16\" }, { action = \"allow\", target = \"*.here\", upstream = false }",
+    );
+    for (target, server, came, want) in [
+        ("a.here:80", "198.51.100.1:80", &straight, true),
+        ("a.here:80", "10.6.1.1:80", &straight, false),
+        ("a.here:80", proxy, &came(names, ""), false),
+        ("other:80", proxy, &came(names, ""), true),
+        ("other:80", "198.51.100.1:80", &straight, false),
+    ] {
+        assert_eq!(may(&of_listener, "10.1.1.1", target, server, came), want, "{target} {server} {came:?}");
+    }
+    let nothing_leads = listener("", by_client);
+    assert!(may(&nothing_leads, "10.9.9.9", "other:80", "192.0.2.1:80", &straight));
+    assert!(!may(&nothing_leads, "10.9.9.9", "other:80", "10.1.1.1:80", &straight));
+    assert!(!may(&nothing_leads, "10.9.9.9", "other:80", proxy, &came(names, "192.0.2.1:80")));
+}
+
+/// What clients ask for who know of no proxy has the address that they have connected to.
+#[test]
+fn stored_replies_for_intercepted_requests() {
+    let of_it = "transparent = true\n";
+    let rules = "{ action = \"deny\", client = \"10.9.9.9\", target = \"10.6.0.0/16\" },
+        { action = \"allow\", target = \"10.0.0.0/8\", upstream = \"names\" },
+        { action = \"allow\", target = \"*.far\", upstream = \"names\" },";
+    let listener = listener(of_it, rules);
+    let may = |client, wanted, came: &Option<Came>| {
+        asker(&listener, client, "a.test:80", Some(wanted)).may_have(wanted.parse().unwrap(), came.as_ref())
+    };
+    let led = |at: &str| Some(Came { way: "through names".into(), judged: at.parse().ok() });
+    for (client, wanted, came, want) in [
+        ("10.1.1.1", "10.6.1.1:80", led("10.6.1.1:80"), true),
+        ("10.9.9.9", "10.6.1.1:80", led("10.6.1.1:80"), false),
+        ("10.1.1.1", "10.6.1.1:80", None, false),
+        ("10.1.1.1", "192.0.2.1:80", None, true),
+        ("10.1.1.1", "192.0.2.1:80", led("192.0.2.1:80"), false),
+    ] {
+        assert_eq!(may(client, wanted, &came), want, "{client} {wanted} {came:?}");
+    }
+    assert_eq!(asker(&listener, "10.1.1.1", "a.far:80", Some("10.6.1.1:80")).is_led().unwrap(), "through names");
+    assert_eq!(asker(&listener, "10.1.1.1", "a.test:80", Some("192.0.2.1:80")).is_led(), None);
+}
+
+/// A reload may judge by later rules, which lead and name addresses, or do not.
+#[test]
+fn later_rules_of_a_listener_count() {
+    let rules = |text: &str| listener("", text).rules;
+    let leading = "{ action = \"deny\", target = \"10.6.0.0/16\" }, { action = \"allow\", target = \"*.far\", upstream = \"names\" }";
+    for (before, after) in [("", leading), (leading, "")] {
+        let (mut one, mut two) = (rules(before), rules(after));
+        one.follow(None);
+        two.follow(Some(&one));
+        assert_eq!((one.lead(), two.lead()), (!before.is_empty(), !after.is_empty()));
+        two.replace_earlier();
+        assert_eq!((one.lead(), two.lead()), (!after.is_empty(), !after.is_empty()));
+        let held = ListenerConfig { rules: one, ..listener("", before) };
+        let far = asker(&held, "10.1.1.1", "a.far:80", None);
+        assert_eq!(far.is_led().is_some(), !after.is_empty());
+        assert_eq!(goes(&held, "a.far:1", "192.0.2.1") == "names, by name", !after.is_empty());
+    }
+}
+
+/// Who wants to know an address only has no port.
+#[test]
+fn names_that_lead_elsewhere_at_some_port_are_not_looked_up() {
+    let rules = "{ action = \"deny\", target = \"mixed.internal\", ports = 1 },
+        { action = \"allow\", target = \"db.internal\", ports = [1, \"5432-5433\"], pool = \"db\" },
+        { action = \"allow\", target = \"mixed.internal\", ports = 1, pool = \"db\" },
+        { action = \"allow\", client = \"10.8.8.8\", target = \"other.internal\", ports = 1, pool = \"db\" },
+        { action = \"allow\", target = \"*.near\", ports = 80 },";
+    let listener = listener("", rules);
+    let subject = Subject::by("10.9.9.9".parse().unwrap());
+    for (name, want) in [
+        ("db.internal", Err(Denied::Led(2))),
+        // no connection gets to the rule that leads
+        ("mixed.internal", Ok(())),
+        ("other.internal", Ok(())),
+        ("a.near", Ok(())),
+        ("other", Ok(())),
+    ] {
+        for port in [0, 80, 5432] {
+            let target = Target { host: crate::target::Host::Name(name.into()), port };
+            assert_eq!(listener.rules.check_look_up(&subject, &target), want, "{name}:{port}");
+        }
+    }
+}
+
+/// Where no rule leads, a name costs as many rules as without rules that lead. Where some do, those by address cost nothing.
+#[test]
+fn rules_by_address_cost_names_nothing() {
+    let prefixes: String = (0..1000)
+        .map(|n| format!("{{ action = \"deny\", target = \"10.{}.{}.0/24\" }},\n", n / 256, n % 256))
+        .collect();
+    let looked_at = |what: &mut dyn FnMut()| {
+        let before = crate::access::tests::LOOKED_AT.get();
+        what();
+        crate::access::tests::LOOKED_AT.get() - before
+    };
+    let (subject, target) = (Subject::by("10.9.9.9".parse().unwrap()), "a.far:80".parse::<Target>().unwrap());
+    let at = SocketAddr::from(([192, 0, 2, 1], 80));
+    let count = |listener: &ListenerConfig| {
+        let rules = &listener.rules;
+        [
+            looked_at(&mut || _ = rules.check_name(&subject, &target)),
+            looked_at(&mut || _ = listener.by_name(rules, &subject, &target)),
+            looked_at(&mut || _ = rules.judge(&subject, &target, at)),
+            looked_at(&mut || _ = rules.check_name_here(&subject, &target)),
+            looked_at(&mut || _ = rules.check_look_up(&subject, &target)),
+            looked_at(&mut || _ = asker(listener, "10.9.9.9", "a.far:80", None).is_led()),
+            looked_at(&mut || _ = asker(listener, "10.9.9.9", "a.far:80", None).may_have(at, None)),
+        ]
+    };
+    // the first one may match: only its address decides
+    assert_eq!(count(&listener("", &prefixes)), [1, 0, 0, 1, 1, 0, 0]);
+    let allow = "{ action = \"allow\", target = \"*.far\" }";
+    assert_eq!(count(&listener("", &format!("{prefixes}{allow}"))), [1, 0, 1, 1, 1, 0, 1]);
+    let far = "{ action = \"allow\", target = \"*.far\", upstream = \"names\" }";
+    assert_eq!(count(&listener("", &format!("{prefixes}{far}"))), [1, 1, 1, 2, 2, 1, 1]);
+    assert_eq!(count(&listener("upstream = \"names\"", &prefixes)), [1, 0, 0, 1, 1, 0, 0]);
 }

@@ -21,7 +21,7 @@ pub(super) async fn forward(
 ) -> Result<SocketAddr, Fault> {
     let (target, rules) = (&request.target, &front.listener.rules);
     let subject = request.subject(client);
-    rules.check_name_here(&subject, target).map_err(Fault::Denied)?;
+    rules.check_look_up(&subject, target).map_err(Fault::Denied)?;
     let found = shared.resolver.resolve(target, front.listener.limits.resolve).await?;
     let mut denied = None;
     for address in found.into_iter().filter(|a| a.is_ipv4() || request.says_ipv6()) {
