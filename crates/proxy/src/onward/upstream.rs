@@ -12,7 +12,7 @@ use crate::{
     limits::Limits,
     log::access_log::Record,
     onward::dial::{STAGGER, first_of},
-    pool::{Key, Lease, Member},
+    pool::{Key, Lease},
     target::{Host, Target},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -50,15 +50,14 @@ struct Trouble {
     fault: Fault,
 }
 
-/// Clients choose targets, so nothing that a target can cause may take a proxy out of its pool.
+/// Clients choose targets, so nothing that a target can cause may take a proxy out of its pool: once it has been named, only what is
+/// not in the proxy's protocol at all tells something of the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
     /// This is its answer about the target: others would say the same.
     Target,
     /// It cannot, but others may.
     Cannot,
-    /// It has gone without an answer: it has failed if another one then connects to the target.
-    Doubtful,
     /// It has failed.
     Failed,
 }
@@ -100,7 +99,7 @@ async fn pooled(
     let pool = of.shared.opened().pools.get(&**name).cloned().ok_or_else(none)?;
     record.pool = Some(name.clone());
     let key = Key::of(of.client.source().ip());
-    let (mut tried, mut doubtful, mut why) = (Vec::new(), Vec::<(Arc<Member>, String)>::new(), None::<Trouble>);
+    let (mut tried, mut why) = (Vec::new(), None::<Trouble>);
     while tried.len() < pool.config.tries as usize {
         let lease = match pool.enter(key, &tried).await {
             Ok(lease) => lease,
@@ -114,18 +113,16 @@ async fn pooled(
         match by_way_of((of, upstream), slice::from_ref(&member.target), target, record).await {
             Ok((leg, _)) => {
                 member.succeeded(counters, &"it has connected to a target");
-                doubtful.iter().for_each(|(member, why)| member.failed(counters, why));
                 return Ok((leg, Some(lease)));
             }
             Err(trouble) => {
                 match trouble.means {
                     Means::Target => return Err(trouble),
                     Means::Cannot => {}
-                    Means::Doubtful => doubtful.push((member.clone(), trouble.fault.to_string())),
                     Means::Failed => member.failed(counters, &trouble.fault),
                 }
                 tried.push(member.index);
-                // an answer tells more than none
+                // what one says that was asked tells more
                 if why.as_ref().is_none_or(|why| why.means != Means::Cannot) {
                     why = Some(trouble);
                 }
@@ -167,7 +164,7 @@ impl Trouble {
     fn of_server(self) -> Trouble {
         let means = match self.means {
             Means::Target => Means::Failed,
-            Means::Cannot | Means::Doubtful => Means::Cannot,
+            Means::Cannot => Means::Cannot,
             // it is not reached, and others are not reached through it either
             Means::Failed => Means::Target,
         };
@@ -187,7 +184,9 @@ async fn connect(of: For<'_>, upstream: &Upstream, servers: &[Target]) -> Result
         }
     }
     if addresses.is_empty() {
-        return Err(failed(unknown.unwrap_or(Fault::Denied(Denied::Loop))));
+        // others may come by other listeners
+        let back = || Trouble { means: Means::Cannot, fault: Fault::Denied(Denied::Loop) };
+        return Err(unknown.map_or_else(back, failed));
     }
     let connecting = first_of(&addresses, STAGGER, |a| shared.splicer.connect(a, client));
     let connected = timeout(limits.connect, connecting).await.map_err(|_| failed(Fault::Timeout(Step::Upstream)))?;
@@ -225,9 +224,9 @@ async fn ask(proxy: &mut Leg, upstream: &Upstream, target: &Target, is_asked: &A
     })
 }
 
-/// It has not answered, or not in its protocol.
+/// It has broken off, or does not make sense, after it was asked for a target.
 fn broken(e: io::Error) -> Refused {
-    (if e.kind() == ErrorKind::InvalidData { Means::Failed } else { Means::Doubtful }, e)
+    (Means::Cannot, e)
 }
 
 /// RFC 1928, 3, and RFC 1929 for the password. No target is named yet.
@@ -308,7 +307,8 @@ async fn ask_http(proxy: &mut Leg, login: Option<(&str, &str)>, target: &Target)
     proxy.write_all(request.as_bytes()).await.map_err(broken)?;
     loop {
         let head = read_head(proxy).await.map_err(broken)?;
-        match status_of(&head).ok_or_else(|| broken(garbled()))? {
+        // whatever the target is, it would speak HTTP
+        match status_of(&head).ok_or_else(|| (Means::Failed, garbled()))? {
             100..200 => {} // another reply follows (RFC 9110, 15.2)
             200..300 => return Ok(()),
             status => return Err(refused_by_status(status)),
@@ -320,7 +320,7 @@ fn refused_by_status(status: u16) -> Refused {
     let unreachable = || io::Error::new(ErrorKind::HostUnreachable, "the host is not reachable from there");
     match status {
         // some say so as well of targets that they do not allow to anybody
-        401 | 407 => (Means::Doubtful, denied("it wants another login")),
+        401 | 407 => (Means::Cannot, denied("it wants another login")),
         403 | 451 => (Means::Target, denied("it does not allow the connection")),
         502 => (Means::Target, unreachable()),
         // it may be busy, or mean the host
