@@ -74,14 +74,23 @@ fn all_listeners_are_asked_that_could() {
     assert!(!allowed);
 }
 
+/// The domain of names without addresses. No label has more than 63 bytes (RFC 1035, 2.3.4), so nobody asks a server of the DNS.
+fn none() -> String {
+    "x".repeat(64)
+}
+
 /// Where a connection would go is told with the rule; a name that leads there without its address need not have one.
 #[test]
 fn where_it_would_go_is_told() {
-    let rules = "rules = [\n\
-        { action = \"allow\", target = \"db.invalid\", groups = \"staff\", pool = \"db\" },\n\
-        { action = \"allow\", target = \"*.far.invalid\", upstream = \"shared\" },\n\
-        { action = \"allow\", target = \"10.0.0.0/8\", upstream = \"one\" },\n\
-        { action = \"allow\", target = \"*.near.invalid\", upstream = false },\n]\nupstream = \"one\"\nusers = { ann = \"secret\" }\n";
+    let none = none();
+    let rules = format!(
+        "rules = [\n\
+        {{ action = \"allow\", target = \"db.{none}\", groups = \"staff\", pool = \"db\" }},\n\
+        {{ action = \"allow\", target = \"*.far.{none}\", upstream = \"shared\" }},\n\
+        {{ action = \"allow\", target = \"10.0.0.0/8\", upstream = \"one\" }},\n\
+        {{ action = \"allow\", target = \"*.near.{none}\", upstream = false }},\n]\n\
+        upstream = \"one\"\nusers = {{ ann = \"secret\" }}\n"
+    );
     let rest = "[upstream.one]\nprotocol = \"socks5\"\nservers = \"192.0.2.1:1080\"\nresolve = false\n\
         [upstream.shared]\nprotocol = \"http\"\npool = \"proxies\"\nresolve = false\n\
         [pool.db]\nservers = [\"192.0.2.2:5432\"]\n[pool.proxies]\nservers = [\"192.0.2.3:3128\"]\n";
@@ -92,30 +101,63 @@ fn where_it_would_go_is_told() {
     fs::write(&file, format!("groups = {{ staff = \"ann\" }}\n{socks}{other}{rest}")).unwrap();
     let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
     let proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+    let [db, far, near] = ["db", "a.far", "a.near"].map(|name| format!("{name}.{none}:5432"));
     for (arguments, want) in [
-        (
-            &["db.invalid:5432", "--user", "ann"][..],
-            "office: any address: allowed, to a server of pool db, by rule 1: {",
-        ),
-        (&["db.invalid:5432"], "office: any address: allowed, through upstream proxy one: no rule matches\n"),
-        (&["a.far.invalid:1"], "allowed, through upstream proxy shared (pool proxies), by rule 2: {"),
+        (&[&*db, "--user", "ann"][..], "office: any address: allowed, to a server of pool db, by rule 1: {"),
+        (&[&*db], "office: any address: allowed, through upstream proxy one: no rule matches\n"),
+        (&[&*far], "allowed, through upstream proxy shared (pool proxies), by rule 2: {"),
         (&["10.1.1.1:1"], "office: 10.1.1.1:1: allowed, through upstream proxy one, by rule 3: {"),
         (&["192.0.2.9:1"], "office: 192.0.2.9:1: allowed, through upstream proxy one: no rule matches\n"),
     ] {
         let (text, is_allowed) = said(&proxy, &[&["192.0.2.1"], arguments].concat());
         assert!(text.contains(want) && is_allowed, "{arguments:?}: {text}");
         let has_no_address = text.contains("web: any address: denied: no address");
-        assert_eq!(has_no_address, arguments[0].contains("invalid"), "{arguments:?}: {text}");
+        assert_eq!(has_no_address, arguments[0].contains(&none), "{arguments:?}: {text}");
     }
-    let error = proxy.client_error(&["rule", "192.0.2.1", "a.near.invalid:1"]);
-    assert!(error.contains("a.near.invalid:1: no address"), "{error}");
-    let (text, _) = said(&proxy, &["192.0.2.1", "a.far.invalid:1", "--json", "--listener", "office"]);
+    let error = proxy.client_error(&["rule", "192.0.2.1", &near]);
+    assert!(error.contains(&format!("{near}: no address")), "{error}");
+    let (text, _) = said(&proxy, &["192.0.2.1", &far, "--json", "--listener", "office"]);
     let answer: Value = serde_json::from_str(&text).unwrap();
     let decided = &answer["decided"][0];
     assert_eq!(
         (&decided["upstream"], &decided["pool"], &decided["server"]),
         (&"shared".into(), &"proxies".into(), &Value::Null)
     );
+}
+
+/// What nobody is connected to goes nowhere, wherever the listener leads.
+#[test]
+fn what_is_denied_goes_nowhere() {
+    let none = none();
+    let rules = format!(
+        "upstream = \"one\"\ncommands = \"connect\"\nrules = [\n\
+        {{ action = \"allow\", target = \"192.0.2.0/24\" }},\n{{ action = \"deny\", target = \"10.0.0.0/8\" }}, \
+        {{ action = \"allow\", target = \"*.{none}\" }}, {{ action = \"deny\" }},\n]\n"
+    );
+    let rest = "[upstream.one]\nprotocol = \"socks5\"\nservers = \"192.0.2.1:1080\"\nresolve = true\n\
+        [upstream.two]\nprotocol = \"socks5\"\nservers = \"192.0.2.2:1080\"\nresolve = false\n";
+    let leading = listener("socks5", "127.0.0.1:0", &format!("name = \"leading\"\n{rules}"));
+    let other = listener("http", "127.0.0.1:0", "name = \"web\"\nupstream = \"two\"");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, format!("{leading}{other}{rest}")).unwrap();
+    let arguments = ["--copy-only", "--config", file.to_str().unwrap()];
+    let proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+    for (target, allowed, why) in [
+        ("192.0.2.9:1", true, "{ action = \"allow\", target = [\"192.0.2.0/24\"] }"),
+        ("10.1.1.1:1", false, "{ action = \"deny\", target = [\"10.0.0.0/8\"] }"),
+        ("198.51.100.1:1", false, "{ action = \"deny\" }"),
+    ] {
+        let (text, _) = said(&proxy, &["192.0.2.1", target, "--json", "--listener", "leading"]);
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        let one = &answer["decided"][0];
+        assert_eq!((&one["allowed"], &one["why"]), (&allowed.into(), &why.into()), "{target}: {text}");
+        assert_eq!(one["upstream"], if allowed { "one".into() } else { Value::Null }, "{target}: {text}");
+    }
+    // a name without addresses, which does not matter to the other one
+    let (text, _) = said(&proxy, &["192.0.2.1", &format!("a.{none}:1")]);
+    assert!(text.contains("web: any address: allowed, through upstream proxy two: no rule matches\n"), "{text}");
+    assert!(text.contains("leading: any address: denied: no address: "), "{text}");
 }
 
 /// The hours of now deny, and those of later do not yet.

@@ -82,7 +82,8 @@ impl Server {
                 continue;
             }
             let name = listener.name.to_string();
-            let explained = |server, decided: Result<Allowed, Denied>| {
+            let has_address = listener.has_wanted();
+            let explained = |server: Option<SocketAddr>, decided: Result<Allowed, Denied>| {
                 let rule = match &decided {
                     Ok(allowed) => allowed.rule,
                     Err(Denied::Rule(n)) => Some(*n),
@@ -93,13 +94,16 @@ impl Server {
                     (None, Ok(_)) => "no rule matches".to_owned(),
                     (None, Err(denied)) => denied.to_string(),
                 };
-                let allowed = decided.is_ok();
-                let way = decided.map_or(Way::Direct, |decided| listener.way(decided.way, &target, None));
+                // what is denied goes nowhere
+                let at = server.filter(|_| has_address);
+                let way = decided.ok().map(|decided| listener.way(decided.way, &target, at));
                 let (upstream, pool) = match &way {
-                    Way::Direct => (None, listener.fixed_pool().filter(|_| allowed)),
-                    Way::Through(upstream) => (Some(upstream.name.clone()), upstream.pool.as_deref()),
-                    Way::Pool(pool) => (None, Some(&**pool)),
+                    None => (None, None),
+                    Some(Way::Direct) => (None, listener.fixed_pool()),
+                    Some(Way::Through(upstream)) => (Some(upstream.name.clone()), upstream.pool.as_deref()),
+                    Some(Way::Pool(pool)) => (None, Some(&**pool)),
                 };
+                let allowed = way.is_some();
                 let (listener, pool) = (name.clone(), pool.map(String::from));
                 Explained { listener, server, allowed, rule, why, upstream, pool }
             };
@@ -107,16 +111,10 @@ impl Server {
                 said.push(explained(None, Err(denied)));
                 continue;
             }
-            match listener.by_name(&listener.rules, &subject, &target) {
-                Err(denied) => {
-                    said.push(explained(None, Err(denied)));
-                    continue;
-                }
-                Ok(Some((allowed, _))) => {
-                    said.push(explained(None, Ok(allowed)));
-                    continue;
-                }
-                Ok(None) => {}
+            let by_name = || listener.by_name(&listener.rules, &subject, &target);
+            if let Some(decided) = (!has_address).then(by_name).and_then(Result::transpose) {
+                said.push(explained(None, decided.map(|(allowed, _)| allowed)));
+                continue;
             }
             if addresses.is_none() {
                 addresses = Some(self.shared.resolver.resolve(&target, RESOLVE).await);
@@ -129,9 +127,13 @@ impl Server {
                 }
                 // others may lead it somewhere without its address
                 Some(Err(fault)) => unknown.push(Explained {
+                    listener: name.clone(),
+                    server: None,
                     allowed: false,
+                    rule: None,
                     why: fault.to_string(),
-                    ..explained(None, Ok(Allowed::default()))
+                    upstream: None,
+                    pool: None,
                 }),
                 None => {}
             }
