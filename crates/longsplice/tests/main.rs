@@ -34,6 +34,7 @@ mod inspect;
 mod killed;
 mod killed_early;
 mod led;
+mod led_live;
 mod limits;
 mod login;
 mod metrics;

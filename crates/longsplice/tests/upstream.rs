@@ -5,14 +5,15 @@ use crate::running::{
     AT_ONCE, LONGSPLICE, Pins, Running, Setting, eventually, is_reset, listener, round_trip, translucent::transparent,
 };
 use longsplice_lab::{
-    ChildGuard, Family,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    ChildGuard, Family, Namespace,
+    topology::{Address, FORWARDER_TO_CLIENT, SERVER},
 };
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
+    process::Command,
     thread,
     time::Duration,
 };
@@ -45,20 +46,33 @@ fn plug(family: Family, of_it: &str) -> Setting {
 
 /// Our program as the upstream proxy, with the users ann and a name that only it knows.
 pub fn ours(setting: &Setting, protocol: &str) -> (Pins, Running) {
+    ours_at(setting, protocol, SERVER)
+}
+
+/// The same at another address of the server's host.
+pub fn ours_at(setting: &Setting, protocol: &str, own: Address) -> (Pins, Running) {
     let path = |name: &str| setting.dir.path().join(name);
-    fs::write(path("hosts"), format!("{} only.there\n{} only.there\n", SERVER.v4, SERVER.v6)).unwrap();
-    let rules = format!("rules = [{{ action = \"allow\", target = [\"{}\", \"{}\"] }}]\n", SERVER.v4, SERVER.v6);
-    let users = format!("users = {{ ann = \"secret\" }}\n{rules}");
-    let at =
-        |protocol, port| Family::BOTH.map(|f| listener(protocol, &SERVER.port(f, port).to_string(), &users)).concat();
+    let all = [SERVER.v4.into(), SERVER.v6.into(), own.ip(Family::V4), own.ip(Family::V6)];
+    let targets = all.map(|ip| ip.to_string());
+    let users = format!("users = {{ ann = \"secret\" }}\nrules = [{{ action = \"allow\", target = {targets:?} }}]\n");
+    let at = |protocol, port| Family::BOTH.map(|f| listener(protocol, &own.port(f, port).to_string(), &users)).concat();
     let listeners = at(protocol, UPSTREAM) + &at("socks5", FIRST);
     fs::write(path("upstream.toml"), format!("[log]\nformat = \"json\"\n\n{listeners}")).unwrap();
     let pins = Pins::of(&setting.lab.server);
-    let mut command = setting.lab.server.command("unshare");
-    command.args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]);
-    command.arg(path("hosts")).arg(LONGSPLICE);
+    let command = knowing(setting, &setting.lab.server, &[SERVER.v4.into(), SERVER.v6.into()], "only.there");
     let file = path("upstream.toml");
     (pins, Running::start(command, None, &["--config", file.to_str().unwrap()], &[]))
+}
+
+/// Our program on a host that knows these addresses of these names, and no others.
+pub fn knowing(setting: &Setting, host: &Namespace, addresses: &[IpAddr], names: &str) -> Command {
+    let hosts = setting.dir.path().join(format!("hosts of {names}"));
+    let lines: String = addresses.iter().map(|ip| format!("{ip} {names}\n")).collect();
+    fs::write(&hosts, lines).unwrap();
+    let mut command = host.command("unshare");
+    command.args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]);
+    command.arg(hosts).arg(LONGSPLICE);
+    command
 }
 
 /// Answers one client of the port as this function does, over and over.
