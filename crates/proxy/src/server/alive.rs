@@ -42,7 +42,9 @@ impl Flows for ServerContext {
     }
 
     fn after(&self, last: u64, most: usize) -> Vec<Record> {
-        self.splicer.flows_after(last, most, None).iter().map(record).collect()
+        let flows = self.splicer.flows_after(last, most, None);
+        let upstream = |flow: &FlowStatus| self.led.of(flow.id)?.upstream.as_deref().map(Arc::from);
+        flows.iter().map(|flow| Record { upstream: upstream(flow), ..record(flow) }).collect()
     }
 
     fn lists(&self, id: u64) -> bool {
