@@ -200,15 +200,19 @@ impl Reloader {
         let reloaded = self.server.reload(config, enforce).await.map_err(|e| e.to_string())?;
         self.haproxy.put(next);
         self.leave.store(leave, Relaxed);
-        self.store().await;
+        self.clone().store().await;
         Ok(reloaded)
     }
 
     /// Lets the service manager keep the sockets at which the server listens now.
-    pub async fn store(&self) {
-        let (store, server) = (self.store.clone(), self.server.clone());
+    pub async fn store(self) {
         // a panic there changes nothing here
-        let _ = spawn_blocking(move || store.keep(&server)).await;
+        let _ = spawn_blocking(move || self.store.keep(&self.server)).await;
+    }
+
+    /// Has it close them: clients are to be refused, and not to wait for nobody.
+    pub async fn leave_store(self) {
+        let _ = spawn_blocking(move || self.store.leave()).await;
     }
 
     /// Reopens the access log, and reloads if there is a file.

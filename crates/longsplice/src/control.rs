@@ -45,6 +45,7 @@ use crate::{
 };
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
 use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, SocketAccess, Tell, events::Wanted};
+use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
@@ -357,6 +358,8 @@ struct Office {
 impl Office {
     /// Serves one client until it leaves or asks for a shutdown.
     async fn attend(&self, stream: &mut UnixStream) -> io::Result<Option<Ending>> {
+        // a group may have access to the socket, and the program has capabilities that it has not
+        let may_name_binary = stream.peer_cred().is_ok_and(|peer| [0, Uid::effective().as_raw()].contains(&peer.uid()));
         let (read, mut write) = stream.split();
         let mut read = BufReader::new(read);
         loop {
@@ -397,6 +400,9 @@ impl Office {
                     }),
                     Err(why) => error(&why),
                 },
+                Ok(Ask::Upgrade { binary: Some(_), .. }) if !may_name_binary => {
+                    error("only root, and the user who runs the program, may name a binary for an upgrade")
+                }
                 Ok(Ask::Upgrade { binary, limit }) => {
                     // the program does not end before this is written
                     let (_writes, written) = oneshot::channel();

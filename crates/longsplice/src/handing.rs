@@ -29,7 +29,7 @@
 pub mod heir;
 pub mod successor;
 
-use longsplice_proxy::{handed::KnownServer, inherited::OfListener};
+use longsplice_proxy::inherited::OfListener;
 use rustix::{
     cmsg_space,
     io::Errno,
@@ -93,7 +93,7 @@ enum Message {
         why: String,
     },
     Servers {
-        known: Vec<KnownServer>,
+        known: Vec<Value>,
     },
     Connection {
         about: Box<Value>,

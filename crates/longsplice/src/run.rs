@@ -75,6 +75,9 @@ type Taken = Option<(Arc<Heir>, Offered)>;
 
 fn begin(args: &RunArgs, control: Option<&Path>, (inherited, store, taken): (Inherited, Store, Taken)) -> Outcome {
     let config = configure(args)?;
+    if taken.is_none() {
+        store.leave_unneeded(&inherited, &config);
+    }
     raise_descriptor_limit();
     let path = control_path(&config, control)?;
     let workers = Workers::start()?;
@@ -317,7 +320,7 @@ async fn serve(
         take_connections(heir, handed, &server).await;
     }
     supervisor::ready().await;
-    reloader.store().await;
+    tokio::spawn(reloader.clone().store());
     let live = tokio::spawn(supervisor::live());
     let office = Office { control, admin, haproxy };
     let predecessor =
@@ -513,6 +516,7 @@ async fn end(
     server.stop_accepting();
     if let Some(limit) = ending.drain {
         tracing::info!("draining for at most {} s", limit.as_secs());
+        reloader.clone().leave_store().await;
         tokio::select! {
             left = server.drain(limit) => tracing::info!("{left} connections left after draining"),
             _ = signals.until_end(reloader) => {}

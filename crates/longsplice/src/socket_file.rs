@@ -89,7 +89,15 @@ fn make_directory(socket: &Path, access: SocketAccess) -> io::Result<()> {
     {
         return Err(e);
     }
-    check_directory(socket)
+    check_directory(socket)?;
+    // an earlier process may have made it for our user only
+    if let Some(dir) = directory(socket).filter(|_| is_usual(socket) && access != SocketAccess::default()) {
+        let mode = fs::metadata(dir)?.mode();
+        if mode & 0o011 != 0o011 {
+            fs::set_permissions(dir, fs::Permissions::from_mode(mode & 0o777 | 0o011))?;
+        }
+    }
+    Ok(())
 }
 
 fn directory(socket: &Path) -> Option<&Path> {

@@ -5,7 +5,8 @@
 //! stored with it ([`Store`]), which the next process gets if this one dies.
 
 use listenfd::ListenFd;
-use longsplice_proxy::{Server, inherited::Inherited};
+use longsplice_engine::BoundSocket;
+use longsplice_proxy::{Config, Server, inherited::Inherited};
 use rustix::{
     cmsg_space,
     net::{
@@ -20,10 +21,11 @@ use std::{
     env, io,
     io::IoSlice,
     mem::MaybeUninit,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     os::{fd::AsFd, unix::ffi::OsStrExt},
-    sync::{Mutex, PoisonError},
-    time::Duration,
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 use tokio::{
     task::spawn_blocking,
@@ -43,9 +45,9 @@ pub fn inherited() -> io::Result<(Inherited, Store)> {
     let mut all = ListenFd::from_env();
     let (mut theirs, mut stored) = (Vec::new(), Vec::new());
     for n in 0..all.len() {
-        let is_stored = names.get(n).is_some_and(|name| name.starts_with(STORED));
         match all.take_tcp_listener(n) {
-            Ok(socket) if is_stored => stored.extend(socket),
+            // a unit may have any name
+            Ok(Some(socket)) if names.get(n).copied() == name_of(&socket).as_deref() => stored.push(socket),
             Ok(socket) => theirs.extend(socket),
             Err(error) => tracing::warn!("cannot use descriptor {} of LISTEN_FDS: it is left alone: {error}", 3 + n),
         }
@@ -71,35 +73,73 @@ impl Store {
         Store(Mutex::new(Stored { names: sockets.into_iter().filter_map(name_of).collect(), is_known: false }))
     }
 
-    /// Stores the sockets at which the server listens, and removes others. Blocks for a second per socket at most if nobody reads.
+    /// Removes those that no listener of a configuration has, before anything is bound: they could keep other addresses from being
+    /// bound. Waits for a while until the service manager has closed them.
+    pub fn leave_unneeded(&self, inherited: &Inherited, config: &Config) {
+        let unneeded = inherited.close_unneeded_of(config);
+        let names: Vec<String> = unneeded.iter().map(|at| name_at(*at)).collect();
+        self.tell(names.iter().map(|name| (name.clone(), None)));
+        let until = Instant::now() + PATIENCE;
+        let is_free = |at: &SocketAddr| BoundSocket::bind(*at).is_ok();
+        while Instant::now() < until && !unneeded.iter().all(is_free) {
+            sleep(PATIENCE / 100);
+        }
+    }
+
+    /// Stores the sockets at which the server listens, and removes others.
     pub fn keep(&self, server: &Server) {
-        let Some(manager) = env::var_os("NOTIFY_SOCKET") else { return };
-        let mut stored = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sockets = match server.own_sockets() {
-            Ok(sockets) => sockets,
-            Err(error) => {
-                return tracing::warn!("cannot store listening sockets: clients are refused after a crash: {error}");
-            }
-        };
+        match server.own_sockets() {
+            Ok(sockets) => self.replace(sockets),
+            Err(error) => tracing::warn!("cannot store listening sockets: clients are refused after a crash: {error}"),
+        }
+    }
+
+    /// Removes all: nobody accepts there any more.
+    pub fn leave(&self) {
+        self.replace(Vec::new());
+    }
+
+    fn replace(&self, sockets: Vec<TcpListener>) {
         let now: BTreeMap<_, _> = sockets.into_iter().filter_map(|socket| Some((name_of(&socket)?, socket))).collect();
-        let gone =
-            stored.names.iter().filter(|name| !now.contains_key(*name)).map(|name| ("FDSTOREREMOVE", name, None));
-        let is_new = |name: &String| !stored.is_known || !stored.names.contains(name);
-        let new = now.iter().filter(|(name, _)| is_new(name)).map(|(name, socket)| ("FDSTORE", name, Some(socket)));
-        for (what, name, socket) in gone.chain(new) {
-            if let Err(error) = send(manager.as_bytes(), &format!("{what}=1\nFDNAME={name}\n"), socket) {
-                tracing::warn!(
-                    "cannot tell the service manager of socket {name}: clients may be refused after a crash: {error}"
+        let (gone, new): (Vec<String>, Vec<_>) = {
+            let stored = self.lock();
+            let gone = stored.names.iter().filter(|name| !now.contains_key(*name)).cloned().collect();
+            let is_new = |name: &String| !stored.is_known || !stored.names.contains(name);
+            (gone, now.into_iter().filter(|(name, _)| is_new(name)).collect())
+        };
+        let gone = gone.into_iter().map(|name| (name, None));
+        self.tell(gone.chain(new.into_iter().map(|(name, socket)| (name, Some(socket)))));
+        self.lock().is_known = true;
+    }
+
+    /// Has sockets stored, or removed. What fails is tried again at the next reload. Blocks for a second at most.
+    fn tell(&self, changes: impl Iterator<Item = (String, Option<TcpListener>)>) {
+        let Some(manager) = env::var_os("NOTIFY_SOCKET") else { return };
+        for (name, socket) in changes {
+            let what = if socket.is_some() { "FDSTORE" } else { "FDSTOREREMOVE" };
+            if let Err(error) = send(manager.as_bytes(), &format!("{what}=1\nFDNAME={name}\n"), socket.as_ref()) {
+                return tracing::warn!(
+                    "cannot tell the service manager of listening sockets: clients may be refused after a crash: {error}"
                 );
             }
+            let names = &mut self.lock().names;
+            let _ = if socket.is_some() { names.insert(name) } else { names.remove(&name) };
         }
-        *stored = Stored { names: now.into_keys().collect(), is_known: true };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stored> {
+        // a panic cannot leave it half changed
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns the name of a socket. The service manager takes no colon.
 fn name_of(socket: &TcpListener) -> Option<String> {
-    socket.local_addr().ok().map(|at| format!("{STORED}{at}").replace(':', "_"))
+    socket.local_addr().ok().map(name_at)
+}
+
+fn name_at(at: SocketAddr) -> String {
+    format!("{STORED}{at}").replace(':', "_")
 }
 
 /// Sends a message to the service manager, with a descriptor or without (sd_notify(3)).

@@ -52,10 +52,10 @@ fn is_reset(mut client: TcpStream) -> bool {
 }
 
 /// Asks the process whose control socket this is, as another user who is in this group.
-fn ask_as_member(control: &Path, group: u32) -> Output {
+fn ask_as_member(control: &Path, group: u32, what: &[&str]) -> Output {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", &format!("--groups={group}"), "--", LONGSPLICE]);
-    command.args(["ls", "--control"]).arg(control).output().unwrap()
+    command.args(what).arg("--control").arg(control).output().unwrap()
 }
 
 /// The control sockets belong to a group, whose members may use them; and to another one after an upgrade.
@@ -79,7 +79,7 @@ fn members_of_a_group_may_use_the_control_socket() {
         Running::start(Command::new(LONGSPLICE), Some(&socket), &arguments, &[])
     };
     let may = |group: u32| {
-        let out = ask_as_member(&socket, group);
+        let out = ask_as_member(&socket, group, &["ls"]);
         let said = String::from_utf8(out.stderr).unwrap();
         assert!(out.status.success() || said.contains("ermission denied"), "{said}");
         out.status.success()
@@ -92,6 +92,9 @@ fn members_of_a_group_may_use_the_control_socket() {
     configure(&format!("group = \"{}\"", GROUPS[0]));
     let mut proxy = start();
     assert_eq!(GROUPS.map(may), [true, false]);
+    let other = ask_as_member(&socket, GROUPS[0], &["upgrade", "--binary", "/bin/true"]);
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert!(!other.status.success() && said.contains("only root, and the user who runs the program"), "{said}");
     let of = fs::metadata(&haproxy).unwrap();
     assert_eq!((of.gid(), of.mode() & 0o777), (GROUPS[0], 0o660));
     configure(&format!("group = \"{}\"\nmode = \"0660\"", GROUPS[1]));

@@ -24,6 +24,7 @@ use std::{
         unix::net::UnixDatagram,
     },
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 use test_case::test_case;
@@ -58,7 +59,7 @@ impl Supervisor {
     /// The same, with sockets that the program has stored.
     fn command_with(&self, mut bash: Command, stored: &[&TcpListener]) -> Command {
         let all = [&[&self.socket], stored].concat();
-        let [mut descriptors, mut names] = [String::new(), "of-unit".to_owned()];
+        let [mut descriptors, mut names] = [String::new(), "longsplice-of-unit".to_owned()];
         for (to, socket) in (3..).zip(&all) {
             fcntl(*socket, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
             let fd = socket.as_raw_fd();
@@ -191,14 +192,27 @@ fn the_supervisor_keeps_sockets_of_the_program() {
     proxy.client(&["stop"]);
     supervisor.hears("STOPPING=1");
 
-    // what the configuration does not have any more
-    configure(&[of_supervisor]);
-    let mut proxy = start(&[&first]);
-    supervisor.removes(&name(v4));
-    drop(first);
-    assert!(TcpStream::connect(v4).is_err(), "it is closed");
-    proxy.client(&["stop"]);
-    assert!(proxy.wait().success());
+    // what the configuration does not have any more is closed first, or else the other address could not be bound
+    let any = SocketAddr::from(([0; 4], v4.port()));
+    configure(&[any, of_supervisor]);
+    let command = supervisor.command_with(Command::new("bash"), &[&first]);
+    let mut proxy = thread::scope(|scope| {
+        scope.spawn(|| {
+            supervisor.removes(&name(v4));
+            drop(first);
+        });
+        Running::start(command, None, &arguments, &[])
+    });
+    let again = supervisor.stores(&name(any));
+    // clients are not to wait for a process that drains
+    let mut client = connect(v4);
+    round_trip(&mut client, b"hello");
+    let mut stop = Command::new(LONGSPLICE);
+    let mut stop = stop.args(["stop", "--drain", "60", "--control"]).arg(proxy.control()).spawn().unwrap();
+    supervisor.removes(&name(any));
+    drop(again);
+    drop(client);
+    assert!(stop.wait().unwrap().success() && proxy.wait().success());
 }
 
 /// Another program that takes over is the one to watch, and has the socket, too.

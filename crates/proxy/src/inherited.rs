@@ -106,6 +106,13 @@ impl Inherited {
         self.kept.iter().map(|(_, socket)| socket.try_clone()).collect()
     }
 
+    /// Closes what no listener of a configuration can have, and returns its addresses.
+    pub fn close_unneeded_of(&self, config: &Config) -> Vec<SocketAddr> {
+        let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_needed = |handed: &mut Handed| config.listeners.iter().any(|listener| handed.is_for(listener));
+        handed.extract_if(.., |handed| !is_needed(handed)).map(|handed| handed.at).collect()
+    }
+
     /// Closes what an earlier process has handed over and no listener needs: new clients are refused there.
     pub(crate) fn close_unneeded(&self) {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner).clear();

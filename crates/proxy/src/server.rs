@@ -151,9 +151,12 @@ impl Prepared {
     /// Lets clients connect from now on, and wait until the start is over. Those of a start that fails are reset.
     pub fn listen(&mut self) -> Result<(), StartError> {
         for (listener, socket) in self.config.listeners.iter().zip(&mut self.sockets) {
-            // an intercepted connection needs its rule, and one that is shown its client a record from its SYN on
-            if let Some(socket) = socket.as_mut().filter(|_| listener.intercepts.is_none() && !listener.shows_clients) {
-                socket.listen().map_err(cannot_listen(listener.listen))?;
+            if let Some(socket) = socket.as_mut().filter(|_| waits_well(listener)) {
+                match socket.listen() {
+                    // somebody has the address for an instant: it is tried again when the data path is there
+                    Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                    listens => listens.map_err(cannot_listen(listener.listen))?,
+                }
             }
         }
         Ok(())
@@ -228,6 +231,12 @@ impl Prepared {
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     // A reload that panics has not begun to change it.
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns whether clients of a listener may wait in the queue of its socket while no process is there. An intercepted connection
+/// needs its rule, one whose client is shown a record from its SYN on, and hosts that shake hands with each other need us for it.
+fn waits_well(listener: &ListenerConfig) -> bool {
+    listener.intercepts.is_none() && !listener.shows_clients && !listener.is_between_hosts()
 }
 
 /// Binds the address of a listener, if it has a socket.
@@ -329,13 +338,17 @@ impl Server {
         Ok(all)
     }
 
-    /// Returns other descriptors of the sockets that listeners have bound, and that no supervisor has opened.
+    /// Returns other descriptors of the sockets in which clients may wait for the next process, and which no supervisor has opened.
     pub fn own_sockets(&self) -> io::Result<Vec<TcpListener>> {
         let kept = self.inherited.kept()?.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
-        let all = self.sockets()?.into_iter();
-        let bound = all.filter(|(of, _)| of.as_ref().is_some_and(|of| of.intercepts.is_none()));
-        let is_kept = |socket: &TcpListener| socket.local_addr().is_ok_and(|at| kept.contains(&at));
-        Ok(bound.map(|(_, socket)| socket).filter(|socket| !is_kept(socket)).collect())
+        let mut all = Vec::new();
+        for door in &lock(&self.state).doors {
+            if waits_well(&door.fronts.now().listener) {
+                all.extend(door.socket()?);
+            }
+        }
+        all.retain(|socket| socket.local_addr().is_ok_and(|at| !kept.contains(&at)));
+        Ok(all)
     }
 
     /// Returns the directories of caches that [`Server::leave_doors`] leaves.

@@ -15,8 +15,11 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
-    sync::{Arc, OnceLock, atomic::Ordering},
-    time::{Duration, Instant},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -26,8 +29,11 @@ const LISTEN_TRIES: u32 = 40;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 /// Length of the queue of clients: the kernel's usual limit.
 const QUEUE: i32 = 4096;
-/// Time after which a handshake is over that began before the data path heard of the listener: the kernel repeats its answer for 63 s.
-const EARLY: Duration = Duration::from_secs(70);
+/// Of the connections whose handshake was not over when the data path heard of the listener, so many are adopted: nobody says how many
+/// there are.
+const IN_HANDSHAKE: u32 = 64;
+/// The queue of the listener has not been empty yet: all that comes out of it may have begun before.
+const ALL: u32 = u32::MAX;
 
 /// A bound socket, for [`Splicer::listen_on`]. Binding it first shows a wrong address before the data path is loaded.
 #[derive(Debug)]
@@ -106,8 +112,8 @@ pub struct Listener {
     to_copy: bool,
     /// See [`Splicer::listen_adopting`].
     adopts: bool,
-    /// Until when connections may come that began before the data path heard of this.
-    early: Option<Instant>,
+    /// So many of the next connections may have begun before the data path heard of this.
+    early: AtomicU32,
     /// What intercepts its connections, whose they are, and the index of its rule there, if it is not awaited by its address.
     tpot: Option<(Arc<Tpot>, TpotWhose, Option<u32>)>,
     /// See [`Listener::pipeline`].
@@ -152,7 +158,7 @@ impl Listener {
             if !self.is_deaf(&leg) {
                 return Ok(leg);
             }
-            self.splicer.engine().unheard.fetch_add(1, Ordering::Relaxed);
+            self.splicer.engine().unheard.fetch_add(1, Relaxed);
             tracing::debug!(client = %leg.remote(), "reset: the data path had no room for an intercepted connection");
             leg.reset();
         }
@@ -161,13 +167,24 @@ impl Listener {
     async fn accept_next(&self) -> io::Result<Leg> {
         let next = async {
             self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
-            self.listener.async_io(Interest::READABLE, |l| accept(l)).await
+            let accept_one = |l: &Arc<OwnedFd>| {
+                let accepted = accept(l);
+                if accepted.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+                    && self.early.load(Relaxed) == ALL
+                {
+                    self.early.store(IN_HANDSHAKE, Relaxed);
+                }
+                accepted
+            };
+            self.listener.async_io(Interest::READABLE, accept_one).await
         };
         let pipeline = self.pipeline.get();
         let (socket, remote) = if let Some(pipeline) = pipeline { pipeline.beside(next).await } else { next.await }?;
         self.splicer.engine().opened(&socket);
-        let is_early = self.early.is_some_and(|until| Instant::now() < until);
+        let is_early = self.early.load(Relaxed) > 0;
         if is_early {
+            // nothing left: another task has taken the last one
+            let _ = self.early.fetch_update(Relaxed, Relaxed, |n| if n == ALL { None } else { n.checked_sub(1) });
             inheritable(&SockRef::from(&socket))?;
         }
         let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
@@ -338,7 +355,7 @@ impl Splicer {
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(QUEUE)).await?;
-        let early = has_listened.then(|| Instant::now() + EARLY);
+        let early = AtomicU32::new(if has_listened { ALL } else { 0 });
         let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register_shared(Arc::new(socket.into()), Interest::READABLE)?;
         let (splicer, pipeline) = (self.clone(), OnceLock::new());

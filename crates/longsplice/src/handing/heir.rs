@@ -170,7 +170,8 @@ impl Heir {
                 Ok(Some((Message::Commit, _))) => return Ok(all),
                 Ok(Some((Message::Connection { about, in_hand }, sockets))) => (about, in_hand, sockets),
                 Ok(Some((Message::Servers { known }, _))) if all.servers.len() + known.len() <= MOST_SERVERS => {
-                    all.servers.extend(known);
+                    // what is not understood is not known
+                    all.servers.extend(known.into_iter().filter_map(|one| KnownServer::deserialize(one).ok()));
                     continue;
                 }
                 Ok(Some((other, _))) => return Err(format!("the process that hands over says {other:?}")),

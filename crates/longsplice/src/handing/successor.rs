@@ -393,7 +393,9 @@ impl Successor {
     /// Says what is known of servers, if it wants to know.
     fn tell_of(&self, servers: &[KnownServer], left: impl Fn() -> Duration) -> io::Result<()> {
         let servers = &servers[..if self.wants_servers { servers.len().min(MOST_SERVERS) } else { 0 }];
-        let all = servers.chunks(SERVERS_AT_ONCE).map(|some| Message::Servers { known: some.to_vec() });
+        let all = servers.chunks(SERVERS_AT_ONCE).map(|some| Message::Servers {
+            known: some.iter().filter_map(|one| serde_json::to_value(one).ok()).collect(),
+        });
         // names may be longer than they usually are: that must not keep the rest from being handed over
         let mut texts = all.filter_map(|all| serde_json::to_vec(&all).ok().filter(|text| text.len() <= LONGEST));
         texts.try_for_each(|text| self.pair.send(&text, &[], left()))

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// How a connection is led, if it does not go straight to its target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Led {
     /// Name of the upstream proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -17,6 +17,9 @@ pub struct Led {
     /// The address that the rules have judged; none: the name alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<SocketAddr>,
+    /// Nobody knows: what an earlier process has said of it had no room.
+    #[serde(default, skip_serializing_if = "<&bool as std::ops::Not>::not")]
+    pub is_unknown: bool,
 }
 
 type ByFlow = Mutex<HashMap<u64, Weak<LedFlow>>>;
@@ -71,8 +74,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_nobody_knows_is_handed_on() {
+        let unknown = Led { is_unknown: true, ..Led::default() };
+        assert_eq!(serde_json::from_str::<Led>(&serde_json::to_string(&unknown).unwrap()).unwrap(), unknown);
+        assert_eq!(serde_json::to_string(&Led::default()).unwrap(), "{}");
+    }
+
+    #[test]
     fn those_that_have_ended_are_forgotten() {
-        let (all, led) = (AllLed::default(), Led { upstream: None, judged: None });
+        let (all, led) = (AllLed::default(), Led::default());
         let [one, two] = [1, 2].map(|n| {
             let flow = LedFlow::new(led.clone());
             all.enter(n, &flow);

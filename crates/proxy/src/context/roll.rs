@@ -98,9 +98,15 @@ impl Roll {
 
     /// Judges all again, and tells those to end that are forbidden. `by_user`: why the user of a listener is forbidden. Returns for
     /// each client that has been allowed something whether and why it is forbidden.
-    pub fn judge(&self, by_user: impl Fn(&str, Option<&str>) -> Told) -> HashMap<SocketAddr, Told> {
+    pub fn judge<N>(
+        &self,
+        number: impl Fn() -> N,
+        by_user: impl Fn(&str, Option<&str>) -> Told,
+    ) -> (N, HashMap<SocketAddr, Told>) {
         let mut judged = HashMap::new();
-        for entry in self.lock().values().filter(|entry| entry.decided.is_some() || entry.user.is_some()) {
+        let all = self.lock();
+        let number = number();
+        for entry in all.values().filter(|entry| entry.decided.is_some() || entry.user.is_some()) {
             let user = entry.user.as_deref();
             let by_rule = || Some(entry.decided.as_ref()?.check(user).err()?.to_string().into());
             let why: Told = by_user(&entry.listener, user).or_else(by_rule);
@@ -109,7 +115,7 @@ impl Roll {
             }
             judged.insert(entry.source, why);
         }
-        judged
+        (number, judged)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Connection, Entry>> {

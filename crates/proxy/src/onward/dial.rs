@@ -47,7 +47,7 @@ impl Reached {
             Way::Through(upstream) => Some(upstream.name.clone().into_boxed_str()),
             Way::Pool(_) => None,
         };
-        (leg, lease, Some(Led { upstream, judged: known }))
+        (leg, lease, Some(Led { upstream, judged: known, ..Led::default() }))
     }
 }
 

@@ -107,8 +107,8 @@ impl Line {
 
     /// Describes a flow of which nothing was said.
     pub fn since(started: Instant) -> Line {
-        let (passed, route, command, connect_ms, http, extra, member, led) = Default::default();
-        let started = started.into();
+        let (passed, route, command, connect_ms, http, extra, member) = Default::default();
+        let (started, led) = (started.into(), Some(Led { is_unknown: true, ..Led::default() }));
         Line { started, passed, route, command, connect_ms, http, extra, is_absolute: false, member, led }
     }
 

@@ -230,8 +230,7 @@ impl Server {
         let by_user =
             |name: &str, user: Option<&str>| is_unknown(&fronts.get(name)?.listener, user).then(|| GONE.into());
         // first those that tasks serve: what becomes a flow meanwhile is told so, or found in the list afterwards
-        let next = self.shared.splicer.number();
-        let tasks = self.shared.roll.judge(by_user);
+        let (next, tasks) = self.shared.roll.judge(|| self.shared.splicer.number(), by_user);
         let mut reset = tasks.values().flatten().count() as u64;
         self.shared.counters.forbidden.fetch_add(reset, Relaxed);
         let mut last = 0;
@@ -246,12 +245,13 @@ impl Server {
                     JudgedBy::Roll { is_forbidden: true } => drop(self.shared.splicer.command(flow.id, Command::Reset)),
                     JudgedBy::Roll { is_forbidden: false } => {}
                     JudgedBy::List => {
+                        let Some(judged) = self.shared.judged(flow.id).await else { continue };
                         let one = Relayed {
                             client: flow.client.ip(),
                             user: flow.user.as_deref(),
                             target: &flow.target,
                             server: flow.server,
-                            judged: self.shared.judged(flow.id),
+                            judged,
                         };
                         if let Some(why) = forbids(&front.listener, one, &self.shared.opened().pools) {
                             reset += u64::from(forbid(&self.shared, flow.id, why));
@@ -264,6 +264,8 @@ impl Server {
     }
 }
 
+/// Turns that others get while a flow is in no list.
+const TURNS: usize = 100;
 /// Flows that are judged before others get their turn.
 const PAGE: usize = 500;
 /// Why connections of users are forbidden who cannot log in any more.
@@ -278,7 +280,7 @@ enum JudgedBy {
     List,
 }
 
-/// Returns where a flow is judged. `next`: a number that was given between replacing the rules and judging the roll. `task`: what was
+/// Returns where a flow is judged. `next`: a number that was given while nobody could enter the roll, or leave it. `task`: what was
 /// said there of its client, if a task serves it.
 fn judged_by((flow, is_http): (u64, bool), next: u64, task: Option<&Told>) -> JudgedBy {
     match task.filter(|_| is_http) {
@@ -312,14 +314,24 @@ enum Judged {
 }
 
 impl ServerContext {
-    fn judged(&self, flow: u64) -> Judged {
-        let of = |led: Option<Led>| led.map_or(Judged::Server, |led| Judged::Led(led.judged));
-        // one that is taken up meanwhile is entered before
-        if self.splicer.is_recovered(flow) {
-            let line = Line::of(self.splicer.described(flow).as_deref());
-            return line.map_or(Judged::Unknown, |line| of(line.led));
+    /// `None`: the flow has ended.
+    async fn judged(&self, flow: u64) -> Option<Judged> {
+        let of = |led: Option<Led>| match led {
+            Some(led) if led.is_unknown => Judged::Unknown,
+            Some(led) => Judged::Led(led.judged),
+            None => Judged::Server,
+        };
+        for _ in 0..TURNS {
+            if self.splicer.is_recovered(flow) {
+                let line = Line::of(self.splicer.described(flow).as_deref());
+                return Some(line.map_or(Judged::Unknown, |line| of(line.led)));
+            }
+            if self.splicer.lists(flow) {
+                return Some(of(self.led.of(flow)));
+            }
+            yield_now().await; // it may be that it is just being taken up: it is entered, and then listed
         }
-        of(self.led.of(flow))
+        None
     }
 }
 
