@@ -188,7 +188,7 @@ fn the_supervisor_keeps_sockets_of_the_program() {
     proxy.client(&["reload"]);
     supervisor.removes(&name(v6));
     drop(second);
-    assert!(TcpStream::connect(v6).is_err(), "it is closed");
+    eventually("an address that is closed", || TcpStream::connect(v6).is_err().then_some(()));
     proxy.client(&["stop"]);
     supervisor.hears("STOPPING=1");
 
