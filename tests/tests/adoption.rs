@@ -5,7 +5,7 @@
 
 use longsplice_datapath::LegFlags;
 use longsplice_engine::{
-    Command, EndReason, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Policy, Refusal, Splicer,
+    Command, EndReason, FlowInfo, FlowState, Leftovers, Leg, Message, OpenOptions, Policy, Refusal, Splicer,
 };
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
@@ -359,4 +359,41 @@ fn a_connection_that_ends_while_it_is_adopted_leaves_nothing() {
     let legs = f.splicer.datapath().expect("it is open").legs();
     assert!(legs.iter().all(|(_, leg)| leg.flags & LegFlags::TRACKED != 0), "{legs:#?}");
     assert!(legs.len() < 200);
+}
+
+/// As in a pool of servers: the client's leg was spliced with another one before, so its socket goes on with the help of the record.
+#[test]
+#[ignore = "root"]
+fn a_message_that_has_passed_before_its_server_is_adopted_ends_well() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let program = Program::start(&lab);
+    let [(mut client, ours), (mut first, first_ours)] = program.connections();
+    let [mut leg, mut first_leg] = [ours, first_ours].map(|socket| program.adopt(socket).expect("a leg"));
+    let policy = Arc::new(Policy { path: longsplice_engine::PathRule::Any, ..at_once() });
+    let mut relay = |server: &mut Leg| {
+        let (message, info) = (Message::from_server(Some(1000)), FlowInfo::new("test", "a server".to_owned()));
+        let relay =
+            program.splicer.relay_message(&mut leg, server, Leftovers::default(), policy.clone(), info, message);
+        let passed = program.runtime.block_on(relay);
+        assert_eq!((passed.ended.how, passed.missing), (EndReason::MessageRelayed, 0), "{:?}", passed.ended);
+        passed.ended.splices
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let spliced = || program.splicer.flows().pop().filter(|flow| flow.state == FlowState::Spliced);
+            wait_for(PATIENCE, spliced).expect("spliced before its first byte");
+            first.write_all(&[7; 1000]).expect("write");
+        });
+        assert_eq!(relay(&mut first_leg), 1);
+    });
+    let second_ours = lab.forwarder.run(|| TcpStream::connect(SERVER.port(Family::V4, 7000))).expect("connect");
+    let mut second = program.servers.accept().expect("accept").0;
+    second.write_all(&[8; 1000]).expect("write");
+    let has_come = || second_ours.peek(&mut [0; 1000]).is_ok_and(|n| n == 1000).then_some(());
+    wait_for(PATIENCE, has_come).expect("all of it waits to be read");
+    let mut second_leg = program.adopt(second_ours).expect("a leg");
+    assert_eq!(relay(&mut second_leg), 0, "it has passed before");
+    let mut said = [0; 2000];
+    client.read_exact(&mut said).expect("read");
+    assert_eq!(said, *[[7; 1000], [8; 1000]].as_flattened());
 }

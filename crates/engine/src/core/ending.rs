@@ -1,7 +1,7 @@
 //! The end of a copied flow: what was sent, or forwarded past the sockets, is acknowledged first, unless it is lost.
 
 use super::{
-    Action, Context, Core, Event, State,
+    Action, Context, Core, Event, Records, State,
     control::{LOOK_EVERY, LOOK_RARELY, UNDER_WAY, UNDER_WAY_BEHIND},
     reset_by, reset_side,
     streams::Passing,
@@ -28,7 +28,8 @@ impl Core {
         if self.failed.is_some() && !self.message.as_deref().is_some_and(is_whole) {
             return self.resets(cx);
         }
-        let is_settled = !cx.at.client.shimmed || self.control().settled;
+        // Without records of both legs, this flow has forwarded nothing. A leg may be shimmed since one that it was in before.
+        let is_settled = !cx.at.client.shimmed || self.control().settled || self.records != Records::There;
         self.state = match self.message {
             Some(_) if is_settled => return self.end(cx, EndReason::MessageRelayed),
             Some(_) => State::Settling,

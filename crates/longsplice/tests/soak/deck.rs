@@ -6,13 +6,16 @@ use super::{
     traffic::Traffic,
 };
 use crate::running::Control;
-use longsplice_lab::{Impair, Lab, LinkDirection, Namespace};
+use longsplice_lab::{Impair, Lab, LinkDirection, Namespace, process::wait_for};
 use rand::{RngExt, rngs::SmallRng, seq::SliceRandom};
 use std::{
     sync::{Arc, PoisonError},
     thread,
     time::{Duration, Instant},
 };
+
+/// How long tables with few places may take to be full, with clients that come all the time.
+const FULL_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Card {
@@ -306,14 +309,15 @@ impl Stage {
         }
     }
 
-    /// Checks that the tables were full; otherwise this card tested nothing.
+    /// Waits until the tables were full; otherwise this card would have tested nothing.
     fn full_tables(&self) {
+        let full = wait_for(FULL_WITHIN, || (self.program.verdict("table-full") > 0).then_some(()));
         let flows = Control::of(self.program.running()).flows();
         let refused = flows.iter().filter(|flow| flow["refusal"] == "table-full").count();
         let all = self.program.verdict("table-full");
         self.traffic
             .ledger
             .note(&format!("{refused} of {} flows, and {all} legs all told, have found no room", flows.len()));
-        assert!(all > 0, "the tables were not full");
+        assert!(full.is_some(), "the tables were not full");
     }
 }

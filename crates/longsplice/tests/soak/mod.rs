@@ -204,7 +204,6 @@ impl Soak {
         if failures.is_empty() {
             return;
         }
-        eprintln!("--- what happened last:\n{}", self.stage.traffic.ledger.last_events(40));
         let Lab { client, forwarder, server, .. } = &self.stage.lab;
         for host in [client, forwarder, server] {
             eprintln!("--- sockets of {}:\n{}", host.name(), host.execute("ss", &["-tanoi"]).unwrap_or_default());
@@ -214,6 +213,8 @@ impl Soak {
             eprintln!("--- record of {leg:?}: {record:?}");
         }
         eprintln!("--- what the processes before have said:\n{}", self.stage.program.before());
+        // Closest to the failure, since reports are cut in the middle.
+        eprintln!("--- what happened last:\n{}", self.stage.traffic.ledger.last_events(40));
         panic!("LONGSPLICE_SOAK_SEED={}: {failures:#?}", self.seed);
     }
 }

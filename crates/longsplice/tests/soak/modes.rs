@@ -7,13 +7,19 @@ use super::{
     streams,
     traffic::Traffic,
     ways::Way,
+    web,
 };
+use crate::running::Control;
 use longsplice_lab::{Lab, Options, Shape};
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::Value;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
 };
 use test_case::test_case;
 
@@ -56,5 +62,38 @@ fn each_way(splice: &str, switches: bool) {
         "never" => assert!(splices.iter().all(|n| *n == 0), "{splices:?}"),
         _ => assert!(splices.iter().all(|n| *n > 0) && (splices.iter().any(|n| *n > 1) == switches), "{splices:?}"),
     }
+    program.flush();
+}
+
+/// Bodies over persistent connections, while flows are told to switch all the time: when one is taken back, the next message of
+/// either host is often there already.
+#[test]
+#[ignore = "root"]
+fn bodies_in_a_storm_of_commands() {
+    const REQUESTS: usize = 300;
+    let lab = Lab::new(Shape::TwoDevices, Options::default()).expect("a lab");
+    let mut program = Program::start(&lab, None);
+    let traffic = Traffic::new(Ledger::new());
+    web::begin(&traffic, &lab, 1);
+    let answered = || {
+        let mut requests = 0;
+        traffic.ledger.tally(|tally| requests = tally.requests);
+        requests
+    };
+    let (mut r, mut control) = (SmallRng::seed_from_u64(1), Control::of(program.running()));
+    while answered() < REQUESTS && traffic.ledger.failures().is_empty() {
+        let mut told = program.told.lock().expect("nobody panics under this lock");
+        told.tell_some(&mut control, 5, &mut r).expect("the program answers");
+        drop(told);
+        thread::sleep(Duration::from_micros(r.random_range(0..3000)));
+    }
+    traffic.end();
+    traffic.is_quiet(HANGS);
+    let lines = program.running().records();
+    let broken: Vec<_> = lines.iter().filter(|line| line["how"] != "closed").collect();
+    assert_eq!((traffic.ledger.failures(), broken), (Vec::new(), Vec::new()));
+    let splices: u64 = lines.iter().filter_map(|line| line["splices"].as_u64()).sum();
+    assert!(splices > REQUESTS as u64, "{splices} splices");
+    program.has_no_flows();
     program.flush();
 }

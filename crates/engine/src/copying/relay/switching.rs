@@ -3,7 +3,7 @@
 use super::Relay;
 use crate::{
     adopting::Adopting,
-    core::{self, Action, Event},
+    core::{self, Action, Event, State},
     engine::Leaving,
     leg::Leg,
     passing::holding::Holding,
@@ -235,6 +235,12 @@ impl Relay {
 
     fn looked(&mut self, at: Result<Box<Switched>, SwitchError>) -> Event {
         let at = at.map_err(|error| self.named(error));
+        if let (State::Settling, Err(error)) = (self.core.state(), &at)
+            && !matches!(error, SwitchError::Other)
+        {
+            let _named = self.flow().named();
+            tracing::warn!(%error, "cannot see whether a message has arrived: both connections are reset");
+        }
         at.iter().for_each(|at| self.let_go(at));
         self.seen = at.clone().ok();
         Event::Looked(at)

@@ -69,6 +69,15 @@ fn a_message_ends_without_its_connections() {
     assert!(matches!(settling().on(Event::Timer), Action::Look));
     assert!(matches!(settling().on(Event::Told), Action::Look));
     ends(&settling().on(Event::Looked(Err(SwitchError::Untracked))), EndReason::Stopped, false);
+    // without records, nothing was forwarded: the client's leg is shimmed since an earlier message
+    let mut flow =
+        Flow::new(Policy { when: SpliceWhen::AtOnce, ..Policy::default() }, Some(Message::from_server(Some(9))));
+    flow.core = flow.core.without_records();
+    flow.at.client.shimmed = true;
+    flow.on(Event::Attended(true));
+    assert!(matches!(flow.measured(), Action::Adopt));
+    flow.copy(Side::Server, 9);
+    ends(&flow.on(Event::Copied), EndReason::MessageRelayed, false);
     let reset = |phase, flags| {
         let at = Switched { phase: Pair::both(phase), flags, ..Switched::default() };
         Event::Looked(Ok(Box::new(at)))
