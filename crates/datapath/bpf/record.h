@@ -162,8 +162,12 @@ static __always_inline int record_egress(struct leg *l, struct leg *o, const str
 	bpf_spin_lock(&l->lock);
 	go = local_segment(l, s, p, room);
 	bpf_spin_unlock(&l->lock);
-	if (go && gives_up_both(l, p) && o && is_paired(o, t))
-		__sync_fetch_and_or(&o->flags, LEG_RESET);
+	if (go && gives_up_both(l, p) && o) {
+		bpf_spin_lock(&o->lock); /* it may be joined with another leg at this moment */
+		if (is_paired(o, t))
+			__sync_fetch_and_or(&o->flags, LEG_RESET);
+		bpf_spin_unlock(&o->lock);
+	}
 	return go;
 }
 
