@@ -1,12 +1,17 @@
 //! A connection is copied where a splice would make the transfer slower.
-use longsplice_engine::{Command, EndReason, Ended, FlowState, PathRule, Policy, SpliceWhen};
+use longsplice_engine::{Command, EndReason, Ended, FlowState, PathCause, PathRule, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Script, connect, converse, intact, listen, serve},
+    traffic::{Script, Start, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once};
-use std::time::Duration;
+use nix::sys::socket::{setsockopt, sockopt};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    time::Duration,
+};
 use test_case::test_case;
 
 const MANY: u64 = 400_000;
@@ -254,4 +259,85 @@ fn waits_for_a_slow_reader(family: Family) -> Result<(), String> {
     let is_copied = (ended.splices, ended.refusal.map(|r| r.as_str())) == (0, Some("path"));
     let is_right = is_copied && (1..=1 << 20).contains(&waits);
     is_right.then_some(()).ok_or(format!("{waits} bytes wait, {rtt} ms to the server; {ended:?}"))
+}
+
+/// Round-trip time of a far client: a quarter of it is long enough for a start on a busy machine.
+const FAR: Duration = Duration::from_millis(300);
+
+/// Fetches 200 KB from a server.
+fn fetch(lab: &Lab, f: &Forwarder, family: Family, port: u16) -> Ended {
+    let (proxy, server) = (FORWARDER_TO_CLIENT.port(family, port), SERVER.port(family, port));
+    let answer = Script::answerer().bytes(200_000).start(Start::Received(100));
+    let script = Script::opener(5).bytes(100);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+    let over = f.ended(0).len();
+    f.relay_adopting_late(proxy, server, Policy::default());
+    let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+    let (client, server) = (client.join().expect("client"), serving.join().remove(0));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    f.ended(over + 1).remove(over)
+}
+
+#[test_case(Family::V4; "v4")]
+#[test_case(Family::V6; "v6")]
+#[ignore = "root"]
+fn a_near_server_of_a_far_client_is_spliced_before_its_first_byte(family: Family) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::idle(&lab);
+    let near = fetch(&lab, &f, family, 7000);
+    assert!(near.spliced_down < 200_000 && near.path.is_none(), "a near client: {near:?}");
+    let _far = lab.impair(LinkDirection::FromClient, Impair { delay: FAR, ..Impair::NONE }).expect("delay");
+    // on a machine that stands still for a while, the start may come too late
+    let tries = (7001..7004).map(|port| fetch(&lab, &f, family, port));
+    let all: Vec<Ended> = tries.take_while(|ended| (ended.splices, ended.spliced_down) != (1, 200_000)).collect();
+    assert!(all.len() < 3, "{all:#?}");
+    let ended = f.ended(0).pop().expect("the last one");
+    let found = ended.path.expect("the numbers that have decided");
+    assert_eq!((found.cause, ended.refusal), (PathCause::Far, None));
+    assert!(u128::from(found.rtt_us.client) >= FAR.as_micros() && found.rtt_us.server < found.rtt_us.client / 10);
+}
+
+/// A server that sends 1 MB as fast as it can, and the rest by a small window, as BBR does that knows the near leg alone.
+fn serve_by_a_small_window(listener: &TcpListener, bytes: usize) {
+    let (mut stream, _) = listener.accept().expect("accept");
+    stream.read_exact(&mut [0]).expect("a request");
+    stream.write_all(&vec![7; 1_000_000]).expect("write");
+    setsockopt(&stream, sockopt::SndBuf, &8192).expect("a small buffer");
+    stream.write_all(&vec![7; bytes - 1_000_000]).expect("write");
+}
+
+#[test]
+#[ignore = "root"]
+fn a_server_that_suffers_from_a_splice_before_its_first_byte_is_taken_back_and_remembered() {
+    const BYTES: usize = 6_000_000;
+    // a send buffer takes at least one packet, however large
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    let delay = Duration::from_millis(100);
+    let far = Impair { delay, ..Impair::NONE };
+    let rated = Impair { rate_bytes_per_s: Some(2_000_000), queue: Duration::from_secs(4), ..Impair::NONE };
+    let _far = [(LinkDirection::FromClient, far), (LinkDirection::ToClient, rated)]
+        .map(|(way, impair)| lab.impair(way, impair).expect("impair"));
+    let (proxy, server) = (FORWARDER_TO_CLIENT.port(Family::V4, 7000), SERVER.port(Family::V4, 7000));
+    let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+    let f = Forwarder::adopting_late(&lab, proxy, server, Policy::default());
+    let mut over = 0;
+    let mut fetch = || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve_by_a_small_window(&listener, BYTES));
+            let mut client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+            client.write_all(&[1]).expect("write");
+            let mut all = Vec::new();
+            client.read_to_end(&mut all).expect("read");
+            assert!(all.len() == BYTES && all.iter().all(|byte| *byte == 7), "{} bytes", all.len());
+        });
+        over += 1;
+        f.ended(over).remove(over - 1)
+    };
+    // on a machine that stands still for a while, a start may come too late
+    let first = (0..3).map(|_| fetch()).find(|ended| ended.splices == 1).expect("one is spliced");
+    let cause = |ended: &Ended| ended.path.map(|found| found.cause);
+    assert_eq!((first.refusal, cause(&first)), (Some(Refusal::Path), Some(PathCause::Rate)), "{first:?}");
+    assert!(first.spliced_down < BYTES as u64 / 2, "{first:?}");
+    let second = fetch();
+    assert_eq!((second.splices, cause(&second)), (0, Some(PathCause::Rtt)), "{second:?}");
 }

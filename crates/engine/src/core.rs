@@ -33,10 +33,11 @@ mod tests;
 mod watch;
 
 use crate::{
-    EndReason, FlowState, PathFinding, Refusal,
+    EndReason, FlowState, PathCause, PathFinding, Refusal,
     types::{Command, Message, Policy},
 };
 use control::Control;
+pub use distance::FAR_CLIENT;
 use forwarded::Forwarded;
 pub use forwarded::{Seen, Why};
 use longsplice_datapath::{
@@ -113,9 +114,9 @@ impl Progress {
         Progress { state, copied: none, spliced: none, since: none, splices, refusal, finding, triggered, freezes }
     }
 
-    /// Returns what was measured of the path, if that is why the flow is not spliced.
+    /// Returns what was measured of the path, if that is why the flow is not spliced, or why it was spliced before its first byte.
     pub fn path_finding(&self) -> Option<PathFinding> {
-        self.finding.filter(|_| self.refusal == Some(Refusal::Path))
+        self.finding.filter(|found| self.refusal == Some(Refusal::Path) || found.cause == PathCause::Far)
     }
 
     /// Counts a spliced stretch of bytes from this host that has reached position `end`. Returns their number.
@@ -347,6 +348,18 @@ impl Core {
         Core { records: Records::Lacking, ..self }
     }
 
+    /// Says that the client is further away than [`FAR_CLIENT`].
+    #[must_use]
+    pub fn for_far_client(mut self) -> Core {
+        self.control_mut().is_client_far = true;
+        self
+    }
+
+    /// Returns true, once, if the flow's server turned out to suffer from splices before its first byte.
+    pub fn take_was_slow(&mut self) -> bool {
+        self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.was_slow))
+    }
+
     /// Processes an event and returns the next action.
     pub fn on(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let action = match self.state {
@@ -370,7 +383,8 @@ impl Core {
 
     /// Returns whether bytes are to be read and written.
     pub fn copies(&self) -> bool {
-        matches!(self.state, State::Copying | State::Resetting)
+        (self.state == State::Copying && self.control().start_until.is_none())
+            || self.state == State::Resetting
             || (self.state == State::Draining && !self.control().passed)
     }
 
@@ -585,10 +599,8 @@ impl Core {
         match self.state {
             State::Copying => {
                 let (control, has_failed) = (self.control(), self.failed.is_some());
-                [Some(control.next_tick()), self.settles_at(), has_failed.then_some(control.until)]
-                    .into_iter()
-                    .flatten()
-                    .min()
+                let failed = has_failed.then_some(control.until);
+                [Some(control.next_tick()), self.settles_at(), failed, control.start_until].into_iter().flatten().min()
             }
             State::Draining => Some(self.control().look_at.min(self.control().until)),
             State::Settling | State::Closing | State::Resetting => Some(self.control().look_at),

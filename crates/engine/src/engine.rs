@@ -10,6 +10,7 @@ pub(crate) mod ports;
 pub(crate) mod purpose;
 pub(crate) mod record;
 pub(crate) mod recovered;
+pub(crate) mod slow;
 
 use crate::{
     engine::{
@@ -20,6 +21,7 @@ use crate::{
         orphan::Orphan,
         ports::Ports,
         recovered::Recovered,
+        slow::SlowServers,
     },
     grace::Grace,
     leg::Leg,
@@ -69,6 +71,7 @@ pub(crate) struct Engine {
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     pub lingering: Lingering,
+    pub slow: SlowServers,
     pub grace: Arc<Grace>,
     pub descriptors: Descriptors,
     /// Number of records removed because no socket claimed them.
@@ -108,6 +111,7 @@ impl Engine {
             refusal,
             ports,
             next_id: AtomicU64::new(1),
+            slow: SlowServers::default(),
             intercepting: Mutex::default(),
             flows: Mutex::default(),
             orphans: Mutex::default(),

@@ -31,6 +31,8 @@ pub enum PathCause {
     Queue,
     /// The flow fell below half of its rate after a splice, and was taken back.
     Rate,
+    /// The client is far and the server near: the flow was spliced before anything was copied. This refuses nothing.
+    Far,
 }
 
 impl PathFinding {
@@ -48,6 +50,7 @@ impl PathCause {
             PathCause::Loss => "loss",
             PathCause::Queue => "queue",
             PathCause::Rate => "rate",
+            PathCause::Far => "far",
         }
     }
 }

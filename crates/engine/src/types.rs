@@ -27,6 +27,20 @@ pub enum SpliceWhen {
     AtOnce,
     /// After this many bytes were copied, both directions together. Short connections are not worth the switch.
     AfterBytes(u64),
+    /// Before the first byte where the client is far and the server near, if the [path](PathRule) is judged at all: later, a splice
+    /// would slow the server down. Elsewhere after [`Policy::PAYS_FROM`] bytes.
+    Auto,
+}
+
+impl SpliceWhen {
+    /// Returns the number of bytes to copy before a splice, if they are counted.
+    pub fn threshold(self) -> Option<u64> {
+        match self {
+            SpliceWhen::AfterBytes(n) => Some(n),
+            SpliceWhen::Auto => Some(Policy::PAYS_FROM),
+            SpliceWhen::Never | SpliceWhen::AtOnce => None,
+        }
+    }
 }
 
 /// An event that takes a spliced flow back to control mode. The flow then stays there until [`Command::Splice`](crate::Command).
@@ -222,14 +236,14 @@ impl Policy {
 
     /// Number of bytes to copy before a splice, if the policy counts bytes.
     pub(crate) fn threshold(&self) -> Option<u64> {
-        if let SpliceWhen::AfterBytes(n) = self.when { Some(n) } else { None }
+        self.when.threshold()
     }
 }
 
 impl Default for Policy {
     fn default() -> Self {
         Policy {
-            when: SpliceWhen::AfterBytes(Policy::PAYS_FROM),
+            when: SpliceWhen::Auto,
             path: PathRule::default(),
             hold: false,
             drain_limit: Duration::from_secs(10),

@@ -263,9 +263,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub peer: Vec<String>,
 
-    /// When to splice: never, at once, or after this many bytes were copied, both directions
-    /// together [default: 32768]. docs/bench.md says from how many on it takes less time than copying.
-    #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
+    /// When to splice: never, at once, or after this many bytes were copied, both directions together. auto: before the first byte
+    /// where the client is far and the server near, as long as --path is not any; elsewhere after 32768 bytes [default: auto].
+    #[arg(long, value_name = "auto|never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<SpliceWhen>,
 
     /// Paths to splice over. auto: copy where a splice would slow a transfer down, because its sender is nearer than its
@@ -686,9 +686,13 @@ fn parse_url(text: &str) -> Result<String, String> {
 
 fn parse_when(text: &str) -> Result<SpliceWhen, String> {
     match text {
+        "auto" => Ok(SpliceWhen::Auto),
         "never" => Ok(SpliceWhen::Never),
         "at-once" => Ok(SpliceWhen::AtOnce),
-        n => n.parse().map(SpliceWhen::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
+        n => n
+            .parse()
+            .map(SpliceWhen::AfterBytes)
+            .map_err(|_| "write auto, never, at-once, or a number of bytes".to_owned()),
     }
 }
 

@@ -261,7 +261,7 @@ fn cells(r: &Row) -> [String; 12] {
     let why = match &r.refusal {
         Some(refusal) if ["spliced", "released"].contains(&&*r.state) => format!("stays {}: {refusal}", r.state),
         Some(refusal) => format!("not spliced: {refusal}{measured}"),
-        None => r.stages.join(" > "),
+        None => r.stages.join(" > ") + &measured,
     };
     [
         r.id.to_string(),

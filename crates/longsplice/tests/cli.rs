@@ -32,7 +32,7 @@ fn wrong_flags_are_explained() {
     let plug = complaint(&["run", "--copy-only", "--plug", "nonsense"]);
     assert!(plug.contains("--plug nonsense") && plug.contains("ADDR:PORT=HOST:PORT"), "{plug}");
     let when = complaint(&["run", "--splice", "soon"]);
-    assert!(when.contains("never, at-once, or a number of bytes"), "{when}");
+    assert!(when.contains("auto, never, at-once, or a number of bytes"), "{when}");
 }
 
 #[test]

@@ -534,7 +534,7 @@ impl ListenerConfig {
         match self.policy.when {
             _ if !self.binds() || self.end_to_end().is_some() || self.shows_clients => Tracking::FromSyn,
             SpliceWhen::Never => Tracking::Never,
-            SpliceWhen::AfterBytes(1..) if can_adopt => Tracking::WhenDue,
+            when if can_adopt && when.threshold().is_some_and(|n| n > 0) => Tracking::WhenDue,
             _ => Tracking::FromSyn,
         }
     }
@@ -615,9 +615,9 @@ impl ListenerConfig {
             let when = if at_once { SpliceWhen::AtOnce } else { self.policy.when };
             return Policy { when, ..self.policy.clone() };
         }
-        let when = match (self.http(), self.policy.when) {
-            (Some(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
-            (_, when) => when,
+        let when = match (self.http(), self.policy.when.threshold()) {
+            (Some(http), Some(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
+            _ => self.policy.when,
         };
         // bodies count with their request, and each is taken back at its end
         Policy { when, trigger: None, tally: Arc::default(), ..self.policy.clone() }

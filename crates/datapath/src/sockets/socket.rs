@@ -331,6 +331,14 @@ pub fn unread(fd: impl AsFd) -> io::Result<u32> {
 
 /// Segments sent again: offset in struct tcp_info of <linux/tcp.h>, in units of 4 bytes.
 const TOTAL_RETRANS: usize = 25;
+/// Minimum round-trip time in microseconds: likewise.
+const MIN_RTT: usize = 37;
+
+/// Returns the minimum round-trip time of a `struct tcp_info`. `None`: not measured.
+fn min_rtt(info: &[u32]) -> Option<Duration> {
+    const NOT_MEASURED: u32 = u32::MAX;
+    Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED).map(|us| Duration::from_micros(us.into()))
+}
 
 /// Returns the facts about the path to a socket's host.
 pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
@@ -341,20 +349,17 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     const RTT: usize = 17; // microseconds
     const SND_CWND: usize = 20; // segments
     const NOTSENT_BYTES: usize = 36;
-    const MIN_RTT: usize = 37; // microseconds
     const DATA_SEGS_OUT: usize = 39;
     const DELIVERY_RATE: usize = 40; // bytes per second, 64 bits
-    const NOT_MEASURED: u32 = u32::MAX;
     // net.ipv4.route.min_pmtu: the kernel believes no router that reports less. A route whose
     // device was deleted leads to the kernel's blackhole device, which has an MTU of 68.
     const LEAST_PMTU: u32 = 552;
     const DSACK_DUPS: usize = 54; // Linux 4.19
     let info: [u32; DSACK_DUPS + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
-    let micros = |us: u32| Duration::from_micros(us.into());
-    let rtt = Some(info[RTT]).filter(|us| *us != 0).map(micros);
+    let rtt = Some(info[RTT]).filter(|us| *us != 0).map(|us| Duration::from_micros(us.into()));
     let [low, high] = [info[DELIVERY_RATE], info[DELIVERY_RATE + 1]].map(u32::to_ne_bytes);
     Ok(PathFacts {
-        min_rtt: Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED).map(micros),
+        min_rtt: min_rtt(&info),
         rtt,
         rate: u64::from_ne_bytes(std::array::from_fn(|i| [low, high].as_flattened()[i])),
         cwnd: info[SND_CWND].saturating_mul(info[SND_MSS]),
@@ -366,7 +371,7 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     })
 }
 
-/// What the hosts of a connection have negotiated.
+/// What the hosts of a connection have negotiated, and the first measurement between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// Timestamps (RFC 7323).
@@ -375,6 +380,8 @@ pub struct Agreed {
     pub sack: bool,
     /// The MSS in bytes that the host has announced, or less if the path is narrower.
     pub mss: u16,
+    /// Minimum round-trip time of the last five minutes. `None` if not measured.
+    pub min_rtt: Option<Duration>,
 }
 
 impl Agreed {
@@ -390,11 +397,12 @@ pub fn agreed(fd: impl AsFd) -> io::Result<Agreed> {
     const SACK: u8 = 2; // TCPI_OPT_SACK
     const TIMESTAMP_BYTES: u32 = 12; // of the option, in each segment: TCPOLEN_TSTAMP_ALIGNED
     const SND_MSS: usize = 4; // without the bytes of options
-    let info: [u32; SND_MSS + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let info: [u32; MIN_RTT + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     let options = info[1].to_ne_bytes()[1];
     let timestamps = options & TIMESTAMPS != 0;
     let mss = info[SND_MSS] + if timestamps { TIMESTAMP_BYTES } else { 0 };
-    Ok(Agreed { timestamps, sack: options & SACK != 0, mss: mss.try_into().unwrap_or(u16::MAX) })
+    let mss = mss.try_into().unwrap_or(u16::MAX);
+    Ok(Agreed { timestamps, sack: options & SACK != 0, mss, min_rtt: min_rtt(&info) })
 }
 
 /// Returns the time since a segment of the host was processed (TCP_INFO).

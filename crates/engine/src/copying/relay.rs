@@ -10,7 +10,7 @@ mod tapped;
 use crate::{
     adopting::Adopting,
     copying::pump::Pump,
-    core::{Action, Core, Event, State},
+    core::{Action, Core, Event, FAR_CLIENT, State},
     engine::{
         Engine, Listed,
         flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Order, Stop, TaskInbox, ends},
@@ -83,11 +83,18 @@ impl Relay {
         let obstacle = engine.obstacle(&legs.client, &legs.server);
         let in_hand = left.by_sender();
         let lengths = in_hand.each_ref().map(|bytes| bytes.len() as u64);
-        let core = Core::new(message, obstacle, lengths);
+        let mut core = Core::new(message, obstacle, lengths);
+        if legs.iter().any(Leg::lacks_record) {
+            core = core.without_records();
+        }
+        let is_client_far = legs.server.opened.client_rtt.is_some_and(|rtt| rtt > FAR_CLIENT);
+        if is_client_far && !engine.slow.has(legs.server.tuple().remote.ip()) {
+            core = core.for_far_client();
+        }
         Relay {
             engine: engine.clone(),
             listed,
-            core: if legs.iter().any(Leg::lacks_record) { core.without_records() } else { core },
+            core,
             legs,
             pump: Pump::new(in_hand),
             purpose,
@@ -160,6 +167,11 @@ impl Relay {
     pub fn on(&mut self, event: Event) -> Action {
         let Relay { core, legs, listed, .. } = self;
         let action = listed.flow.step(core, legs.each_mut().map(|leg| &mut leg.at), event);
+        if core.take_was_slow() {
+            let server = listed.flow.legs.server.remote.ip();
+            tracing::info!(%server, "connections of far clients to this server are spliced no more before their first byte: one was slower");
+            self.engine.slow.note(server);
+        }
         self.record();
         action
     }

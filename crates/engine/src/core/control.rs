@@ -1,13 +1,13 @@
 //! Control mode: the decision to splice a copied flow, and its drain.
 
 use super::{
-    Action, Context, Core, Event, Records, State, Stream, Time,
+    Action, Context, Core, Event, Progress, Records, State, Stream, Time,
     distance::{Distance, Judgement, SHORT},
     forwarded::Forwarded,
     queue::Queue,
     streams::Passing,
     was_reset,
-    watch::RateWatch,
+    watch::{Before, RateWatch},
 };
 use crate::{
     EndReason, PathCause, PathFinding, Refusal,
@@ -37,6 +37,13 @@ const PATH_AGAIN: Duration = Duration::from_secs(10);
 /// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
 /// needs for them: the sender may use the window that it was promised before it is held back.
 const APPROACH: Duration = Duration::from_secs(1);
+/// Round trips of the whole path after which the rate of a flow that had become slow while it was spliced is compared with what
+/// copying does: slow start has reached any rate by then.
+const FASTER_AFTER: u32 = 10;
+/// How many times as fast it must have become. Otherwise its server was slow by itself, or the path.
+const FASTER: u64 = 3;
+/// Part of a far client's round trip within which a flow has to be spliced before its server sends anything.
+const START_WITHIN: u32 = 4;
 /// Number of lost segments from which a path is lossy. Fewer may be an accident.
 const LOST: u32 = 2;
 /// Number of copied bytes from which the rate of a direction is known: more than its first window.
@@ -70,12 +77,16 @@ pub(super) struct Control {
     tries: u32,
     /// The last freeze did not wait for windows that fit.
     is_forced: bool,
+    /// The client is far: whether the server is near is measured before anything is copied.
+    pub is_client_far: bool,
+    /// Until when nothing is copied, since the flow is to be spliced before the server has sent anything.
+    pub start_until: Option<Time>,
     /// Set while senders are held back.
     approach: Option<Approach>,
     /// Number of bytes copied when copying began, and that time.
     began: (Pair<u64>, Time),
-    /// Round-trip time of the whole path, and the rates before the splice in bytes per second, if the flow is to be watched.
-    watch: Option<(Duration, Pair<u64>)>,
+    /// Round-trip time of the whole path, and what the flow is to be compared with after its splice, if it is watched.
+    watch: Option<(Duration, Before)>,
     /// Number of copied bytes at the last count, and the time when bytes last moved. Later, of bytes that are not acknowledged.
     pub moved: (u64, Time),
     /// When bytes have last moved in another process, until copying begins here.
@@ -92,6 +103,11 @@ pub(super) struct Control {
     pub look_at: Time,
     /// The receiver of the message has sent data, or, in a drain, one of the hosts.
     pub heard: bool,
+    /// Set after the flow was taken back, if it had been spliced at its start, until it is known whether it was the splice that
+    /// had made it slow.
+    pub slowed: Option<Slowed>,
+    /// It was.
+    pub was_slow: bool,
     /// All bytes that were forwarded past the sockets are acknowledged.
     pub settled: bool,
     /// While copying, if they are not: the next look.
@@ -100,6 +116,17 @@ pub(super) struct Control {
     lost_since: Option<Time>,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
+}
+
+/// How slow a flow had become.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(super) struct Slowed {
+    pub sender: Side,
+    /// Bytes per second.
+    pub rate: u64,
+    /// Round-trip time of the whole path.
+    pub rtt: Duration,
 }
 
 /// When to try again.
@@ -145,6 +172,8 @@ impl Control {
             again: None,
             tries: 0,
             is_forced: false,
+            is_client_far: false,
+            start_until: None,
             approach: None,
             began: (copied, Time::MAX),
             watch: None,
@@ -157,6 +186,8 @@ impl Control {
             until: Time::ZERO,
             look_at: Time::ZERO,
             heard: false,
+            slowed: None,
+            was_slow: false,
             settled: false,
             settle_at: None,
             lost_since: None,
@@ -311,10 +342,13 @@ impl Core {
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
             _ if control.wanted || pays => 0,
-            SpliceWhen::AfterBytes(n) if is_message => control.worth(n),
-            SpliceWhen::Never => u64::MAX,
-            SpliceWhen::AtOnce => 0,
-            SpliceWhen::AfterBytes(n) => n,
+            SpliceWhen::Auto if control.is_client_far && !is_message && cx.policy.path != PathRule::Any => 0,
+            when => match when.threshold() {
+                Some(n) if is_message => control.worth(n),
+                Some(n) => n,
+                None if when == SpliceWhen::AtOnce => 0,
+                None => u64::MAX,
+            },
         };
         match control.enough {
             u64::MAX => Action::CopyOn { forget, windows: Pair::both(None) },
@@ -348,6 +382,13 @@ impl Core {
         }
         if control.settle_at.is_some_and(|at| cx.now >= at) {
             return Action::Look;
+        }
+        if control.start_until.is_some_and(|at| cx.now >= at) {
+            self.starts_copied(cx.shown, cx.policy);
+        }
+        let control = self.control_mut();
+        if control.slowed.is_some_and(|slowed| cx.now >= control.began.1 + FASTER_AFTER * slowed.rtt) {
+            return Action::Measure;
         }
         if cx.now >= control.tick_at {
             control.counts = control.copied() != control.moved.0;
@@ -383,7 +424,29 @@ impl Core {
         if is_now { Action::Measure } else { Action::Wait }
     }
 
+    /// Finds out whether a flow that had become slow after a splice at its start is faster now.
+    fn compare_with_spliced(&mut self, now: Time, slowed: Slowed, facts: &Pair<PathFacts>) {
+        let control = self.control_mut();
+        let (before, began) = control.began;
+        let copied = control.streams[slowed.sender].copied - before[slowed.sender];
+        // what waits here, or is under way, says nothing of the path
+        let arrived = copied.saturating_sub(facts[slowed.sender.other()].outstanding.into());
+        let least = (FASTER * slowed.rate) as f64 * now.saturating_sub(began).as_secs_f64();
+        (control.slowed, control.was_slow) = (None, arrived as f64 > least);
+    }
+
+    /// Has a flow with a far client begin like any other.
+    fn starts_copied(&mut self, shown: &mut Progress, policy: &Policy) {
+        let control = self.control_mut();
+        if std::mem::take(&mut control.is_client_far) {
+            control.start_until = None;
+            control.enough = control.enough.max(policy.threshold().unwrap_or_default());
+            shown.finding = None;
+        }
+    }
+
     fn command(&mut self, cx: &mut Context<'_>, command: Command) -> Action {
+        self.starts_copied(cx.shown, cx.policy);
         match command {
             Command::Splice => {
                 self.stay = false;
@@ -414,6 +477,10 @@ impl Core {
     fn measured(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
+        if let Some(slowed) = control.slowed {
+            self.compare_with_spliced(cx.now, slowed, facts);
+            return self.proceed(cx);
+        }
         // a command overrules the rule for paths, but not the queues, in which a sender would time out
         if control.wanted {
             let finding = PathFinding::new(PathCause::Queue, Side::Client, facts.map(|f| f.min_rtt), 0.0);
@@ -432,6 +499,16 @@ impl Core {
             copied: control.copied(),
             is_message: self.message.is_some(),
         };
+        if control.is_client_far {
+            if distance.is_to_start() && cx.at.server.consumed == 0 && facts.server.unread == 0 {
+                let finding = distance.finding(Some(PathCause::Far));
+                let within = facts.client.min_rtt.unwrap_or_default() / START_WITHIN;
+                control.start_until.get_or_insert(cx.now + within);
+                return self.approach(cx, facts, finding);
+            }
+            self.starts_copied(cx.shown, cx.policy);
+            return self.proceed(cx);
+        }
         match distance.judge() {
             Judgement::After(n) => {
                 (control.enough, control.approach) = (control.copied() + n, None);
@@ -497,10 +574,13 @@ impl Core {
         }
         let rtt = facts.iter().filter_map(|f| f.min_rtt).sum();
         let is_watched = !control.wanted && cx.policy.path != PathRule::Any && rtt > SHORT;
+        let starts = control.start_until.is_some();
         cx.shown.finding = Some(finding); // for the watch
-        control.watch = is_watched.then(|| (rtt, control.rates(cx.now, facts)));
+        let before = if starts { Before::Start(Pair::both(0)) } else { Before::Copied(control.rates(cx.now, facts)) };
+        control.watch = is_watched.then_some((rtt, before));
         // A stream that ends right after the threshold has nothing left to splice for.
-        let looks = !control.wanted && self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0);
+        let counts = cx.policy.threshold().is_some_and(|n| n > 0);
+        let looks = counts && !control.wanted && !starts && self.message.is_none();
         if looks { Action::LookBehind } else { self.freeze(cx) }
     }
 
@@ -565,6 +645,7 @@ impl Core {
         self.state = State::Draining;
         let control = self.control.as_mut().expect("not forwarded");
         (control.again, control.tries, control.wanted) = (None, 0, false);
+        (control.is_client_far, control.start_until) = (false, None);
         (control.passed, control.heard, control.settled, control.settle_at) = (false, false, false, None);
         self.message.iter_mut().for_each(|m| m.excess = false);
         (control.commit_at, control.until) = (cx.now, cx.now + cx.policy.drain_limit);
@@ -776,7 +857,7 @@ impl Core {
         }
         self.stay = true;
         let control = self.control_mut();
-        (control.enough, control.again, control.approach) = (u64::MAX, None, None);
+        (control.enough, control.again, control.approach, control.start_until) = (u64::MAX, None, None, None);
         control.until = cx.now + UNDER_WAY;
         let Pair { client, server } = &mut control.streams;
         let (from, to) = if side == Side::Client { (client, server) } else { (server, client) };

@@ -31,6 +31,12 @@ const NEAR: Duration = Duration::from_millis(1);
 /// Such a window, in bytes: 1 Gbit/s.
 const NEAR_WINDOW: u32 = 128 * 1024;
 
+/// Round-trip time from which on a client is far. Nearer ones gain little by a splice before the first byte.
+pub const FAR_CLIENT: Duration = CLOSE;
+/// A server is near if its round-trip time is less than this part of the client's: both legs together, which the server's
+/// congestion control then drives alone, are hardly longer than the client's.
+const NEAR_PART: u32 = 10;
+
 /// Facts about a flow that its policy would splice.
 pub(crate) struct Distance<'a> {
     pub policy: &'a Policy,
@@ -58,6 +64,16 @@ pub(crate) enum Judgement {
 }
 
 impl Distance<'_> {
+    /// Returns whether a flow of which nothing was copied is to be spliced now, whatever its policy counts. A near server that has
+    /// measured nothing but its own leg's handshake drives the whole path as if there were no proxy. Once it has sent data over its
+    /// own leg alone, it would suffer from a splice.
+    pub fn is_to_start(&self) -> bool {
+        let Pair { client: Some(client), server: Some(server) } = self.rtt else { return false };
+        let is_new = self.copied == 0 && !self.is_message;
+        // a trigger waits for what comes after the splice, which would be the first byte
+        is_new && self.policy.trigger.is_none() && client > FAR_CLIENT && server * NEAR_PART < client
+    }
+
     pub fn judge(&self) -> Judgement {
         let Pair { client, server } = &self.legs;
         let is_transparent = client.remote == server.local && client.local == server.remote;
@@ -71,7 +87,7 @@ impl Distance<'_> {
         let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()], rtt_ratio) || is_lossy(from.other());
         let all = self.carried.client.saturating_add(self.carried.server);
         let carries = |from: &Side| self.carried[*from] > FEW.max(all / PART);
-        let counts = matches!(self.policy.when, SpliceWhen::AfterBytes(_)) && !self.is_message;
+        let counts = self.policy.threshold().is_some() && !self.is_message;
         let starts = counts && self.copied < START && client.min(server) > FAR;
         if !Side::BOTH.iter().any(suffers) {
             return if starts { Judgement::After(START - self.copied) } else { Judgement::Splice };

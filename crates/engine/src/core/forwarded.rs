@@ -229,6 +229,7 @@ impl Core {
             self.state = State::Ended;
             return Action::End { how: EndReason::Stopped, forwarded: true };
         };
+        let mut slowed = None;
         let mut wanted = match seen.why {
             Why::Command(Command::Reset) => return self.end_forwarded(cx, EndReason::Stopped),
             Why::Command(Command::Release) if self.may_release(cx) => return Action::Release,
@@ -269,10 +270,12 @@ impl Core {
         };
         if let Some(watch) = &mut self.forwarded.watch {
             let (is_slow, sender) = (watch.look(cx.now, paths), watch.slowest());
+            let mut watch_ended = None;
             if is_slow || watch.is_over() || self.state != State::Spliced {
-                self.forwarded.watch = None;
+                watch_ended = self.forwarded.watch.take();
             }
             if is_slow && self.state == State::Spliced {
+                slowed = watch_ended.and_then(|watch| watch.slowed_since_start());
                 let measured = cx.shown.finding.map_or(Pair::both(0), |finding| finding.rtt_us);
                 cx.refuse_path(PathFinding { cause: PathCause::Rate, sender, rtt_us: measured, loss: 0.0 });
                 wanted = Some(true);
@@ -293,6 +296,7 @@ impl Core {
         if let Some(stay) = wanted
             && let Some(action) = self.want_back(cx, stay)
         {
+            self.control_mut().slowed = slowed;
             return action;
         }
         match self.life(cx, paths) {

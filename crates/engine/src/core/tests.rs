@@ -7,6 +7,7 @@ mod commit;
 mod failures;
 mod messages;
 mod progress;
+mod start;
 
 const SECOND: Duration = Duration::from_secs(1);
 

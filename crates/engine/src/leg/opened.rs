@@ -1,7 +1,7 @@
 //! How the connection of a leg was opened.
 
 use super::Leg;
-use std::{fmt::Debug, io, pin::Pin, sync::Mutex};
+use std::{fmt::Debug, io, pin::Pin, sync::Mutex, time::Duration};
 
 /// How the connection of a leg was opened. The default is an ordinary handshake.
 #[derive(Debug, Default)]
@@ -10,6 +10,8 @@ pub(crate) struct Opened {
     pub hops: Option<u8>,
     /// Servers are shown the client's address instead of ours.
     pub is_shown: bool,
+    /// Of a connection to a server: the round-trip time of the client on whose behalf it was opened. `None`: not measured.
+    pub client_rtt: Option<Duration>,
     /// The connection to the client's destination, if it was opened on the client's SYN.
     pub early: Mutex<Option<Box<dyn EarlyConnection>>>,
     /// Holds back the first data of both hosts; see [`EndToEndListener::hold_first_data`](crate::EndToEndListener).

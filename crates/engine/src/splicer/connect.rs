@@ -193,7 +193,8 @@ impl Splicer {
                 r => r?,
             };
             expected.leg = None;
-            let leg = Leg::to_server(socket, server, t.local, refusal, known.map(|known| known.generation));
+            let mut leg = Leg::to_server(socket, server, t.local, refusal, known.map(|known| known.generation));
+            leg.opened.client_rtt = agreed.and_then(|agreed| agreed.min_rtt);
             return Ok(if has_record { leg } else { leg.without_record() });
         }
         Err(io::Error::new(

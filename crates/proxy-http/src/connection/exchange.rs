@@ -417,11 +417,9 @@ fn write_head(
 /// Whether this much content pays for a splice.
 fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     let ahead = ahead.unwrap_or(u64::MAX);
-    match bodies {
-        SpliceWhen::Never => false,
-        SpliceWhen::AtOnce => ahead >= LEAST_TO_COME,
-        SpliceWhen::AfterBytes(n) => ahead >= n.max(1),
-        _ => false,
+    match bodies.threshold() {
+        Some(n) => ahead >= n.max(1),
+        None => bodies == SpliceWhen::AtOnce && ahead >= LEAST_TO_COME,
     }
 }
 

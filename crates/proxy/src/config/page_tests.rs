@@ -176,14 +176,14 @@ fn the_page_has_the_right_defaults() {
     let (commands, conditions) = (Commands::default(), Conditions::default());
     let (pool, check, health) = (PoolConfig::new(String::new(), Vec::new()), Check::default(), HealthLimits::default());
     let status = Get::new("/".into()).status;
-    let SpliceWhen::AfterBytes(bytes) = policy.when else { panic!() };
+    assert_eq!(policy.when, SpliceWhen::Auto);
     let ports = OpenOptions::default().source_ports;
     let cache = read(&format!("{HTTP}cache.dir = \"c\"")).unwrap().listeners[0].cache().unwrap().size;
     let word = |text: &str| format!("\"{text}\"");
     for (heading, key, default) in [
         ("Top level", "source_ports", word(&format!("{}-{}", ports.start(), ports.end()))),
         ("Top level", "connections", CONNECTIONS.to_string()),
-        ("Policy", "splice", bytes.to_string()),
+        ("Policy", "splice", word("auto")),
         ("Policy", "path", word("auto")),
         ("Policy", "hold", policy.hold.to_string()),
         ("Policy", "drain_limit", seconds(policy.drain_limit)),

@@ -243,10 +243,11 @@ impl<'de> Deserialize<'de> for Splice {
         impl Visitor<'_> for V {
             type Value = SpliceWhen;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"never\", \"at-once\" or a number of bytes")
+                f.write_str("\"auto\", \"never\", \"at-once\" or a number of bytes")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<SpliceWhen, E> {
                 match text {
+                    "auto" => Ok(SpliceWhen::Auto),
                     "never" => Ok(SpliceWhen::Never),
                     "at-once" => Ok(SpliceWhen::AtOnce),
                     other => Err(de::Error::invalid_value(de::Unexpected::Str(other), &self)),
