@@ -28,6 +28,7 @@ use crate::{
     log::{
         access_log::{AccessLog, Event, Record, Wants},
         complaints::Complaints,
+        turned_away::TurnedAway,
     },
     pool::Pools,
     resolve::Resolver,
@@ -133,6 +134,7 @@ pub struct ServerContext {
     /// What the configuration has opened that is in force.
     pub(crate) opened: RwLock<Arc<Opened>>,
     pub(crate) log: AccessLog,
+    pub(crate) turned_away: TurnedAway,
     /// Tells who wants to hear what happens.
     pub(crate) events: Arc<Events>,
     /// What happened so far.
@@ -221,6 +223,22 @@ impl ServerContext {
     pub(crate) fn write(&self, record: Record) {
         self.events.line(&record);
         self.log.write(record);
+    }
+
+    /// Counts a connection that a limit has turned away, and tells of it. It has a line, too, unless there were many lately.
+    pub(crate) fn turned_away(&self, listener: &ListenerConfig, client: SocketAddr, why: Full) {
+        Counters::add(&self.counters.over_limit);
+        let record = |more: &str| {
+            let mut record = listener.record(client);
+            (record.how, record.refusal) = ("limit", Some(format!("{why}{more}")));
+            record
+        };
+        self.events.turned_away(|| record(""));
+        match self.turned_away.next() {
+            None => {}
+            Some(0) => self.log.write(record("")),
+            Some(n) => self.log.write(record(&format!("; {n} before had no line"))),
+        }
     }
 
     /// Writes the line of a connection that begins to be relayed, if the log has such lines.

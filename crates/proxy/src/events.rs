@@ -6,10 +6,7 @@
 //! There are two queues: that of the engine, and that of [`Events`]. The engine tells of all steps of a flow before its line is
 //! written. So whoever finds a line in one queue first reads what the other one has by then ([`Subscription::try_next`]).
 
-use crate::{
-    config::ListenerConfig,
-    log::{access_log::Record, calendar::rfc3339},
-};
+use crate::log::{access_log::Record, calendar::rfc3339};
 use longsplice_engine::{FlowEvent, FlowEventKind, FlowEvents, Splicer};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -156,13 +153,9 @@ impl Events {
         self.tell(kind, || What::Line(Box::new(record.clone())));
     }
 
-    /// Tells of a connection beyond a limit, which has no line.
-    pub(crate) fn turned_away(&self, listener: &ListenerConfig, client: SocketAddr, why: &dyn Display) {
-        self.tell(Kind::Refused, || {
-            let mut record = listener.record(client);
-            (record.how, record.refusal) = ("limit", Some(why.to_string()));
-            What::Line(Box::new(record))
-        });
+    /// Tells of a connection that a limit has turned away, and that may have no line.
+    pub(crate) fn turned_away(&self, record: impl FnOnce() -> Record) {
+        self.tell(Kind::Refused, || What::Line(Box::new(record())));
     }
 
     /// Tells of a server of a pool.

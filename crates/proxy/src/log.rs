@@ -9,3 +9,4 @@ mod out;
 mod record;
 pub mod sockets;
 pub mod template;
+pub(crate) mod turned_away;

@@ -28,7 +28,7 @@ use crate::{
     handed::KnownServer,
     inherited::{Inherited, OfListener},
     limits::{CONNECTIONS, Counted},
-    log::access_log::AccessLog,
+    log::{access_log::AccessLog, turned_away::TurnedAway},
     pool::{
         self, Pools, Upkeep,
         commanded::{self, PoolValues, Tell},
@@ -182,6 +182,7 @@ impl Prepared {
             tpot: tpot.as_ref().map(Arc::downgrade).unwrap_or_default(),
             opened: Default::default(),
             log,
+            turned_away: TurnedAway::default(),
             events,
             counters: Arc::default(),
             loads: workers.loads(),

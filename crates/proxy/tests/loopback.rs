@@ -133,7 +133,7 @@ async fn silent_clients_are_cut_off() {
 }
 
 #[tokio::test]
-async fn one_client_too_many_is_reset() {
+async fn one_client_too_many_is_reset_and_has_a_line() {
     let proxy = Proxy::start("socks5", "limits.connections_per_client = 1").await;
     let first = proxy.connect().await;
     while proxy.server.counters().live < 1 {
@@ -143,7 +143,9 @@ async fn one_client_too_many_is_reset() {
     let e = timeout(LIMIT, second.read_u8()).await.unwrap().unwrap_err();
     assert!([ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof].contains(&e.kind()), "{e}");
     drop(first);
-    assert_eq!(proxy.line().await["how"], "bad-request");
+    let lines = proxy.lines().await;
+    assert_eq!(lines[0]["refusal"], "too many connections from this client");
+    assert_eq!(lines.iter().map(|line| &line["how"]).collect::<Vec<_>>(), ["limit", "bad-request"]);
     assert_eq!(proxy.server.counters().over_limit, 1);
     // There is room again.
     assert_eq!(proxy.answer(&socks5(closed().await)).await, refused(2));
@@ -162,7 +164,9 @@ async fn one_client_too_often_is_reset() {
         assert!([ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof].contains(&e.kind()), "{e}");
         assert_eq!(proxy.server.counters().over_limit, refused);
     }
-    assert_eq!(proxy.lines().await.len(), 3);
+    let lines = proxy.lines().await;
+    let turned_away = lines.iter().filter(|line| line["refusal"] == "too many new connections from this client");
+    assert_eq!((lines.len(), turned_away.count()), (5, 2));
 }
 
 #[tokio::test]

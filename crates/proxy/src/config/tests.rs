@@ -208,7 +208,11 @@ fn mistakes_in_values() {
     );
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
-    expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
+    expect(
+        &socks("policy.splice = \"soon\""),
+        (4, 17),
+        "expected \"auto\", \"never\", \"at-once\" or a number of bytes",
+    );
     expect(&socks("policy.splice = -1"), (4, 17), "a number of bytes");
     for wrong in ["\"near\"", "3", "{ ratio = 3 }"] {
         let says = "write \"auto\", \"any\", or { rtt_ratio = NUMBER, loss = NUMBER }";

@@ -7,7 +7,6 @@ use crate::{
     access::Subject,
     config::{ListenerConfig, Protocol, pool::LeadTo},
     context::{Front, Live, ServerContext},
-    counters::Counters,
     fault::Fault,
     handshake_buffer::HandshakeBuffer,
     log::access_log::Record,
@@ -54,10 +53,8 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         write(&live, record, started);
         return reset(&live, client);
     }
-    // Same as a limit at accept: no line in the access log.
     if let Err(full) = live.is_from(client.source()) {
-        Counters::add(&live.shared.counters.over_limit);
-        live.shared.events.turned_away(listener, client.source(), &full);
+        live.shared.turned_away(listener, client.source(), full);
         return reset(&live, client);
     }
     if let Some(handler) = &front.handler {

@@ -385,10 +385,8 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     let client = legs[0].remote();
     match Live::enter(shared, front, &legs[0], awake) {
         Ok(live) => serve_on(live, (legs, !front.listener.splices_unread()), serve),
-        // No line in the access log: a flood must not displace the lines of served clients.
         Err(full) => {
-            Counters::add(&shared.counters.over_limit);
-            shared.events.turned_away(&front.listener, client, &full);
+            shared.turned_away(&front.listener, client, full);
             complaints.tell(&format!("{client} turned away: {full}"));
             for leg in legs {
                 leg.reset_at_close();

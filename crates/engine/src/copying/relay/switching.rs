@@ -11,8 +11,8 @@ use crate::{
     types::Trigger,
 };
 use longsplice_datapath::{
-    Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError,
-    Switched, Tuple, monotonic,
+    Commit, CommitOptions, Connection, FreezeOptions, LegFlags, Pair, PathFlags, PathView, Phase, Recreated, Side,
+    SwitchError, Switched, Tuple, monotonic,
 };
 use std::{
     io,
@@ -302,7 +302,8 @@ impl Relay {
         self.legs.iter_mut().for_each(Leg::relax);
         let tuples = self.tuples();
         let paths = away.and_then(|_| self.flow().paths(self.datapath())); // a drain has none
-        let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
+        let is_by_client = |paths: &Pair<PathView>| paths.client.flags & PathFlags::RST != 0;
+        let client_reset = paths.as_ref().is_some_and(is_by_client);
         let is_back = paths.as_ref().is_some_and(|p| p.iter().all(|p| p.flags & PathFlags::SPLICED == 0));
         let promised = paths.map(|p| Pair::new(p.server.window(), p.client.window()));
         // Before any segment reaches the sockets. If the data path has taken the flow back by itself, not before the
@@ -316,6 +317,9 @@ impl Relay {
             d.renew_parked(tuples.each_ref(), away);
         }
         let at = d.unsplice(self.flow().connections()).map_err(|error| self.named(error));
+        // it may have come between the two, and then only the entry says from whom
+        let was_reset = away.is_some() && at.as_ref().is_ok_and(|at| at.flags.iter().all(|f| f & LegFlags::RESET != 0));
+        let client_reset = client_reset || (was_reset && self.flow().paths(d).as_ref().is_some_and(is_by_client));
         match &at {
             Ok(at) => {
                 if is_back {
