@@ -27,6 +27,7 @@ mod forwarded;
 pub mod orphan;
 mod queue;
 mod so_far;
+mod start;
 mod streams;
 #[cfg(test)]
 mod tests;

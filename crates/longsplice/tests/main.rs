@@ -14,6 +14,7 @@ mod edge_switched;
 mod endings;
 mod events;
 mod examples;
+mod far;
 mod first_bytes;
 mod ftp;
 mod ftp_edge;

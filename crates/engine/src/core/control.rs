@@ -1,10 +1,11 @@
 //! Control mode: the decision to splice a copied flow, and its drain.
 
 use super::{
-    Action, Context, Core, Event, Progress, Records, State, Stream, Time,
+    Action, Context, Core, Event, Records, State, Stream, Time,
     distance::{Distance, Judgement, SHORT},
     forwarded::Forwarded,
     queue::Queue,
+    start::Slowed,
     streams::Passing,
     was_reset,
     watch::{Before, RateWatch},
@@ -37,13 +38,6 @@ const PATH_AGAIN: Duration = Duration::from_secs(10);
 /// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
 /// needs for them: the sender may use the window that it was promised before it is held back.
 const APPROACH: Duration = Duration::from_secs(1);
-/// Round trips of the whole path after which the rate of a flow that had become slow while it was spliced is compared with what
-/// copying does: slow start has reached any rate by then.
-const FASTER_AFTER: u32 = 10;
-/// How many times as fast it must have become. Otherwise its server was slow by itself, or the path.
-const FASTER: u64 = 3;
-/// Part of a far client's round trip within which a flow has to be spliced before its server sends anything.
-const START_WITHIN: u32 = 4;
 /// Number of lost segments from which a path is lossy. Fewer may be an accident.
 const LOST: u32 = 2;
 /// Number of copied bytes from which the rate of a direction is known: more than its first window.
@@ -69,7 +63,7 @@ pub(super) struct Control {
     /// Path MTUs to the hosts in bytes, as the sockets knew them when a splice was last considered.
     mtu: Pair<Option<u32>>,
     /// Number of copied bytes after which the flow is spliced. `u64::MAX`: never.
-    enough: u64,
+    pub enough: u64,
     /// A command requests a splice.
     wanted: bool,
     /// The next attempt, if the data path could not splice yet, and the number of attempts so far.
@@ -84,7 +78,7 @@ pub(super) struct Control {
     /// Set while senders are held back.
     approach: Option<Approach>,
     /// Number of bytes copied when copying began, and that time.
-    began: (Pair<u64>, Time),
+    pub began: (Pair<u64>, Time),
     /// Round-trip time of the whole path, and what the flow is to be compared with after its splice, if it is watched.
     watch: Option<(Duration, Before)>,
     /// Number of copied bytes at the last count, and the time when bytes last moved. Later, of bytes that are not acknowledged.
@@ -116,17 +110,6 @@ pub(super) struct Control {
     lost_since: Option<Time>,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
-}
-
-/// How slow a flow had become.
-#[derive(Clone, Copy, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(super) struct Slowed {
-    pub sender: Side,
-    /// Bytes per second.
-    pub rate: u64,
-    /// Round-trip time of the whole path.
-    pub rtt: Duration,
 }
 
 /// When to try again.
@@ -228,6 +211,11 @@ impl Control {
         let side = Side::BOTH.into_iter().find(|side| is_reset(side) && at.phase[*side] == Phase::ToLocal);
         self.lost_since = side.map(|_| self.lost_since.unwrap_or(now));
         side.filter(|_| self.lost_since.is_some_and(|since| now >= since + UNDER_WAY_BEHIND))
+    }
+
+    /// Gives up all attempts to splice.
+    pub fn begins_no_splice(&mut self) {
+        (self.enough, self.again, self.approach, self.start_until) = (u64::MAX, None, None, None);
     }
 
     /// Has the next tick look at the limits.
@@ -387,7 +375,7 @@ impl Core {
             self.starts_copied(cx.shown, cx.policy);
         }
         let control = self.control_mut();
-        if control.slowed.is_some_and(|slowed| cx.now >= control.began.1 + FASTER_AFTER * slowed.rtt) {
+        if control.slowed.is_some_and(|slowed| slowed.is_to_be_compared(cx.now, control.began.1)) {
             return Action::Measure;
         }
         if cx.now >= control.tick_at {
@@ -422,27 +410,6 @@ impl Core {
         let waits = control.again.is_some_and(|again| again.time > cx.now && again.copied > control.copied());
         let is_now = control.is_due() && !waits && self.records != Records::Asked;
         if is_now { Action::Measure } else { Action::Wait }
-    }
-
-    /// Finds out whether a flow that had become slow after a splice at its start is faster now.
-    fn compare_with_spliced(&mut self, now: Time, slowed: Slowed, facts: &Pair<PathFacts>) {
-        let control = self.control_mut();
-        let (before, began) = control.began;
-        let copied = control.streams[slowed.sender].copied - before[slowed.sender];
-        // what waits here, or is under way, says nothing of the path
-        let arrived = copied.saturating_sub(facts[slowed.sender.other()].outstanding.into());
-        let least = (FASTER * slowed.rate) as f64 * now.saturating_sub(began).as_secs_f64();
-        (control.slowed, control.was_slow) = (None, arrived as f64 > least);
-    }
-
-    /// Has a flow with a far client begin like any other.
-    fn starts_copied(&mut self, shown: &mut Progress, policy: &Policy) {
-        let control = self.control_mut();
-        if std::mem::take(&mut control.is_client_far) {
-            control.start_until = None;
-            control.enough = control.enough.max(policy.threshold().unwrap_or_default());
-            shown.finding = None;
-        }
     }
 
     fn command(&mut self, cx: &mut Context<'_>, command: Command) -> Action {
@@ -500,14 +467,13 @@ impl Core {
             is_message: self.message.is_some(),
         };
         if control.is_client_far {
-            if distance.is_to_start() && cx.at.server.consumed == 0 && facts.server.unread == 0 {
-                let finding = distance.finding(Some(PathCause::Far));
-                let within = facts.client.min_rtt.unwrap_or_default() / START_WITHIN;
-                control.start_until.get_or_insert(cx.now + within);
-                return self.approach(cx, facts, finding);
-            }
-            self.starts_copied(cx.shown, cx.policy);
-            return self.proceed(cx);
+            return match distance.is_to_start() && cx.at.server.consumed == 0 && facts.server.unread == 0 {
+                true => self.start(cx, facts, distance.finding(Some(PathCause::Far))),
+                false => {
+                    self.starts_copied(cx.shown, cx.policy);
+                    self.proceed(cx)
+                }
+            };
         }
         match distance.judge() {
             Judgement::After(n) => {
@@ -536,7 +502,7 @@ impl Core {
     }
 
     /// Freezes, once no sender would wait too long for an acknowledgement. Until then, holds senders back.
-    fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>, finding: PathFinding) -> Action {
+    pub(super) fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>, finding: PathFinding) -> Action {
         if self.records == Records::Lacking {
             self.records = Records::Asked;
             return Action::Adopt;
@@ -728,27 +694,6 @@ impl Core {
         }
     }
 
-    /// Ends a flow in whose place a new connection has come: this one was over, and no socket has anything to add.
-    pub(super) fn replaced(&mut self, cx: &mut Context<'_>) -> Action {
-        self.fin_past = true;
-        match self.state {
-            State::Draining => {
-                // an event is under way that says how much was forwarded
-                let since = self.forwarded.gone_since(cx.now);
-                if cx.now.saturating_sub(since) >= LOOK_EVERY {
-                    return self.closed(cx);
-                }
-                self.control_mut().look_at = since + LOOK_EVERY;
-                Action::Wait
-            }
-            State::Unsplicing => {
-                self.state = State::Ended;
-                Action::End { how: EndReason::Closed, forwarded: true }
-            }
-            _ => self.end(cx, EndReason::Closed),
-        }
-    }
-
     /// Returns the sizes of [`Action::Commit`] if a commit may be tried in place of the next look: all bytes before the bounds are
     /// passed on, and only their acknowledgement may be missing. `at`: what was found last.
     pub fn may_commit(&self, now: Time, policy: &Policy, legs: Pair<&Tuple>, at: &Switched) -> Option<Pair<u32>> {
@@ -796,7 +741,7 @@ impl Core {
 
     /// Ends a flow whose hosts have both closed before it was noticed that it had drained. Most short connections end like
     /// this. The commit would change nothing for them.
-    fn closed(&mut self, cx: &mut Context<'_>) -> Action {
+    pub(super) fn closed(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
         cx.shown.splices += 1;
         self.state = State::Ended;
@@ -839,30 +784,5 @@ impl Core {
         (self.state, self.control) = (State::Spliced, None);
         self.forwarded = Forwarded::new(cx.now, watch, is_forced);
         Action::Keep
-    }
-
-    /// The connection to this host has failed while bytes are copied. What it has sent before is read and passed on: the error
-    /// of one direction may come before the last bytes of the other were read.
-    fn fails(&mut self, cx: &mut Context<'_>, side: Side) -> Action {
-        let is_answerer = self.message.as_ref().is_some_and(|m| m.from != side && m.until_receiver_speaks);
-        let is_first = self.failed.is_none();
-        let failed = *self.failed.get_or_insert(side);
-        // Both hosts have failed, or the receiver, which had nothing to say: nobody takes the rest.
-        if failed != side || (self.message_from() == Some(side.other()) && !is_answerer) {
-            return self.end(cx, EndReason::reset_by(failed));
-        }
-        // The caller reads the answer. A second failure comes from a read, so the socket is empty.
-        if is_answerer || !is_first {
-            return self.finish(cx);
-        }
-        self.stay = true;
-        let control = self.control_mut();
-        (control.enough, control.again, control.approach, control.start_until) = (u64::MAX, None, None, None);
-        control.until = cx.now + UNDER_WAY;
-        let Pair { client, server } = &mut control.streams;
-        let (from, to) = if side == Side::Client { (client, server) } else { (server, client) };
-        from.message.get_or_insert(u64::MAX); // its end is not passed on
-        (to.message, to.in_hand, to.discards) = (Some(0), 0, true);
-        Action::HoldBack(Pair::both(None))
     }
 }

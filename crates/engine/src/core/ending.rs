@@ -181,4 +181,50 @@ impl Core {
         control.look_at = cx.now + (cx.now.saturating_sub(moved) / 4).clamp(RESET_AGAIN, LOOK_EVERY);
         Action::Wait
     }
+
+    /// Ends a flow in whose place a new connection has come: this one was over, and no socket has anything to add.
+    pub(super) fn replaced(&mut self, cx: &mut Context<'_>) -> Action {
+        self.fin_past = true;
+        match self.state {
+            State::Draining => {
+                // an event is under way that says how much was forwarded
+                let since = self.forwarded.gone_since(cx.now);
+                if cx.now.saturating_sub(since) >= LOOK_EVERY {
+                    return self.closed(cx);
+                }
+                self.control_mut().look_at = since + LOOK_EVERY;
+                Action::Wait
+            }
+            State::Unsplicing => {
+                self.state = State::Ended;
+                Action::End { how: EndReason::Closed, forwarded: true }
+            }
+            _ => self.end(cx, EndReason::Closed),
+        }
+    }
+
+    /// The connection to this host has failed while bytes are copied. What it has sent before is read and passed on: the error
+    /// of one direction may come before the last bytes of the other were read.
+    pub(super) fn fails(&mut self, cx: &mut Context<'_>, side: Side) -> Action {
+        let is_answerer = self.message.as_ref().is_some_and(|m| m.from != side && m.until_receiver_speaks);
+        let is_first = self.failed.is_none();
+        let failed = *self.failed.get_or_insert(side);
+        // Both hosts have failed, or the receiver, which had nothing to say: nobody takes the rest.
+        if failed != side || (self.message_from() == Some(side.other()) && !is_answerer) {
+            return self.end(cx, EndReason::reset_by(failed));
+        }
+        // The caller reads the answer. A second failure comes from a read, so the socket is empty.
+        if is_answerer || !is_first {
+            return self.finish(cx);
+        }
+        self.stay = true;
+        let control = self.control_mut();
+        control.begins_no_splice();
+        control.until = cx.now + UNDER_WAY;
+        let Pair { client, server } = &mut control.streams;
+        let (from, to) = if side == Side::Client { (client, server) } else { (server, client) };
+        from.message.get_or_insert(u64::MAX); // its end is not passed on
+        (to.message, to.in_hand, to.discards) = (Some(0), 0, true);
+        Action::HoldBack(Pair::both(None))
+    }
 }

@@ -8,7 +8,6 @@ mod failures;
 mod messages;
 mod progress;
 mod start;
-
 const SECOND: Duration = Duration::from_secs(1);
 
 fn forwarded() -> Pair<PathView> {

@@ -1,7 +1,7 @@
 //! Watches a flow for a while after a splice. If a direction becomes much slower than it was, the splice has done harm that its path
 //! did not let expect.
 
-use super::{Time, control::Slowed};
+use super::{Time, start::Slowed};
 use longsplice_datapath::{Pair, PathView, Side};
 use std::time::Duration;
 
