@@ -12,6 +12,8 @@ pub(crate) mod record;
 pub(crate) mod recovered;
 pub(crate) mod slow;
 
+#[cfg(feature = "taps")]
+use crate::taps::Tap;
 use crate::{
     engine::{
         descriptors::Descriptors,
@@ -29,10 +31,8 @@ use crate::{
     refusal::Refusal,
     sync::lock,
     taps::TapRing,
-    types::Command,
+    types::{Command, FlowState, NotReleased},
 };
-#[cfg(feature = "taps")]
-use crate::{taps::Tap, types::FlowState};
 use longsplice_datapath::{Connection, Datapath, Pair, Tpot, Tuple};
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::RandomState},
@@ -289,6 +289,24 @@ impl Engine {
             FlowOwner::Gone => return false,
         }
         true
+    }
+
+    /// Has the keeper close the parked sockets of a flow, unless they have to stay.
+    pub fn release(&self, id: u64) -> Result<(), NotReleased> {
+        let Some(flow) = self.flow(id) else {
+            let is_orphan = lock(&self.orphans).contains_key(&id);
+            return Err(if is_orphan { NotReleased::Released } else { NotReleased::NoFlow });
+        };
+        match &*flow.owner() {
+            // one that has just been spliced is about to go to the keeper
+            FlowOwner::Task { .. } if flow.now().state == FlowState::Copying => Err(NotReleased::Copying),
+            FlowOwner::Task { .. } => Err(NotReleased::Switching),
+            FlowOwner::Keeper(kept) if kept.sockets.released().is_some() => Err(NotReleased::Released),
+            FlowOwner::Keeper(kept) => kept.core.keeps_sockets(&flow.policy).map_or(Ok(()), Err),
+            FlowOwner::Gone => Err(NotReleased::NoFlow),
+        }?;
+        self.tell(KeeperMessage::Command(id, Command::Release));
+        Ok(())
     }
 
     /// Has the tasks of flows look at their limits.

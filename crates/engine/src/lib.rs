@@ -88,8 +88,8 @@ pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]
 pub use taps::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 pub use types::{
-    Command, Done, EndReason, Ended, Finish, FlowInfo, FlowState, FlowStatus, IdleLimit, Leftovers, Message, OnTrigger,
-    PathRule, Policy, RelayedMessage, SpliceWhen, Trigger,
+    Command, Done, EndReason, Ended, Finish, FlowInfo, FlowState, FlowStatus, IdleLimit, Leftovers, Message,
+    NotReleased, OnTrigger, PathRule, Policy, RelayedMessage, SpliceWhen, Trigger,
 };
 
 /// The example in README.md compiles.

@@ -29,7 +29,9 @@ use crate::{
     passing::handshakes::Handshakes,
     refusal::Refusal,
     sync::lock,
-    types::{Command, Done, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
+    types::{
+        Command, Done, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, NotReleased, Policy, RelayedMessage,
+    },
 };
 use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair, Tuple};
 use std::{
@@ -391,6 +393,12 @@ impl Splicer {
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
         self.engine().command(id, command)
+    }
+
+    /// Has the parked sockets of a spliced flow closed now, whatever its policy says of when: the flow goes on without them. Returns
+    /// why not if they have to stay, or if it has none. A command that has come before is carried out first: it may take the flow back.
+    pub fn release(&self, id: u64) -> Result<(), NotReleased> {
+        self.engine().release(id)
     }
 
     /// Returns a live flow, as [`Splicer::flows`] lists it. Flows of an earlier process are not found.

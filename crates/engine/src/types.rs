@@ -444,6 +444,48 @@ pub enum Command {
     Reset,
 }
 
+/// Why the sockets of a flow are not closed now ([`Splicer::release`](crate::Splicer::release)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotReleased {
+    /// There is no such flow.
+    #[error("there is no flow of this process with this number")]
+    NoFlow,
+    /// It is copied.
+    #[error("it is not spliced: it is copied")]
+    Copying,
+    /// It is being spliced, or taken back.
+    #[error("it is being spliced or taken back; try again")]
+    Switching,
+    /// It has no sockets any more, or an earlier process had them.
+    #[error("it has no sockets any more")]
+    Released,
+    /// It relays a message, and must notice its end.
+    #[error("it keeps its sockets: the body of an HTTP message passes, and they take what comes after it")]
+    Message,
+    /// Its trigger takes it back when a host sends again.
+    #[error("it keeps its sockets: its trigger waits for data of a host, which they take")]
+    Trigger,
+    /// Its ports belong to the kernel.
+    #[error("it keeps its sockets: they were adopted, and the kernel could give their ports to other connections")]
+    Adopted,
+}
+
+impl NotReleased {
+    /// Returns the name for programs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NotReleased::NoFlow => "no-flow",
+            NotReleased::Copying => "copying",
+            NotReleased::Switching => "switching",
+            NotReleased::Released => "released",
+            NotReleased::Message => "message",
+            NotReleased::Trigger => "trigger",
+            NotReleased::Adopted => "adopted",
+        }
+    }
+}
+
 /// How a flow ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]

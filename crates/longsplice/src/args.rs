@@ -6,7 +6,7 @@ pub use serving::{ReloadArgs, StopArgs, UpgradeArgs};
 
 use crate::{
     import::ImportArgs,
-    which::{DrainArgs, EventsArgs, MemberArgs, WeightArgs, Which},
+    which::{DrainArgs, EventsArgs, KillArgs, MemberArgs, ReleaseArgs, WeightArgs, Which, parse_flow},
 };
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
@@ -100,6 +100,12 @@ pub enum Command {
     Splice(Flow),
     /// Take a spliced flow back into the program, and copy it from then on.
     Unsplice(Flow),
+    /// Close the parked sockets of spliced flows now, and print how many. The flows go on without them.
+    ///
+    /// Name flows as for `kill`. That sets descriptors and memory free before `release_after` of the policy does. A flow that needs
+    /// its sockets keeps them: one that relays the body of an HTTP message, or whose trigger waits for data. So does one that is
+    /// copied. It is said of each number why it was not released, or of how many, and the exit status is 1 if a number is among them.
+    Release(ReleaseArgs),
     /// End flows with a reset to client and server, and print how many.
     ///
     /// Name flows by number, or say which ones are meant: conditions that are given together must all hold.
@@ -568,21 +574,6 @@ pub enum Sort {
     Rate,
 }
 
-/// Arguments of `longsplice kill`.
-#[derive(Debug, clap::Args)]
-pub struct KillArgs {
-    /// Numbers of flows, as `longsplice ls` shows them.
-    #[arg(value_name = "ID", value_parser = parse_flow, conflicts_with = "all")]
-    pub ids: Vec<u64>,
-
-    /// End all flows.
-    #[arg(long)]
-    pub all: bool,
-
-    #[command(flatten)]
-    pub which: Which,
-}
-
 /// Arguments of `longsplice splice` and `longsplice unsplice`.
 #[derive(Debug, clap::Args)]
 pub struct Flow {
@@ -714,10 +705,6 @@ fn parse_tunnel(text: &str) -> Result<(IpAddr, SocketAddr), String> {
          192.0.2.1,198.51.100.1:80"
             .to_owned()
     })
-}
-
-fn parse_flow(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "write the number of a flow, as `longsplice ls` shows it".to_owned())
 }
 
 fn parse_directory(text: &str) -> Result<PathBuf, String> {

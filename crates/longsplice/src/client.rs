@@ -2,10 +2,11 @@
 
 use crate::{
     Outcome,
-    args::{KillArgs, PurgeArgs, RuleArgs, StopArgs, UpgradeArgs},
+    args::{PurgeArgs, RuleArgs, StopArgs, UpgradeArgs},
     control::{Ask, Request, VERSION},
     handing::successor::Upgraded,
     paths::{self, PATIENCE},
+    which::{KillArgs, ReleaseArgs, Which},
 };
 use longsplice_proxy::{Question, Reloaded};
 use serde::Deserialize;
@@ -262,21 +263,28 @@ pub fn rule(control: Option<&Path>, args: &RuleArgs) -> Outcome {
     Ok(if decided.iter().any(|one| one["allowed"] == true) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// `longsplice kill`.
-pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> Outcome {
+/// The flows of a request, by their numbers or by conditions.
+type Named = (Option<Vec<u64>>, Option<Which>);
+
+/// Returns the flows of each request. `to`: what happens to them.
+fn named(to: &str, ids: &[u64], which: &Which, all: bool) -> Result<Vec<Named>, String> {
     /// Numbers in one request, which has some 20 digits for each.
     const AT_ONCE: usize = 100;
     match (ids.is_empty(), which.is_any()) {
-        (true, true) if !all => return Err("name the flows to end: by number, by conditions, or with --all".into()),
-        (false, false) => return Err("name the flows to end by number or by conditions, not by both".into()),
-        _ => {}
+        (true, true) if !all => Err(format!("name the flows to {to}: by number, by conditions, or with --all")),
+        (false, false) => Err(format!("name the flows to {to} by number or by conditions, not by both")),
+        (true, _) => Ok(vec![(None, Some(which.clone()))]),
+        (false, _) => Ok(ids.chunks(AT_ONCE).map(|some| (Some(some.to_vec()), None)).collect()),
     }
+}
+
+/// `longsplice kill`.
+pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> Outcome {
+    let asked = named("end", ids, which, *all)?;
     let mut client = Client::connect(control)?;
-    let asked: Vec<Option<&[u64]>> = if ids.is_empty() { vec![None] } else { ids.chunks(AT_ONCE).map(Some).collect() };
     let (mut killed, mut left) = (0, Vec::new());
-    for ids in asked {
-        let which = ids.is_none().then(|| which.clone());
-        let answer = client.ask(Ask::Kill { ids: ids.map(Into::into), which })?;
+    for (ids, which) in asked {
+        let answer = client.ask(Ask::Kill { ids, which })?;
         killed += answer.get("killed").and_then(Value::as_u64).unwrap_or(0);
         let rest = answer.get("left").and_then(Value::as_array).into_iter().flatten();
         left.extend(rest.map(Value::to_string));
@@ -286,6 +294,38 @@ pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> 
         true => Ok(ExitCode::SUCCESS),
         false => Err(format!("there is no flow of this process with these numbers: {}", left.join(", ")).into()),
     }
+}
+
+/// `longsplice release`.
+pub fn release(control: Option<&Path>, ReleaseArgs { ids, all, which }: &ReleaseArgs) -> Outcome {
+    let asked = named("release", ids, which, *all)?;
+    let mut client = Client::connect(control)?;
+    let mut out = io::stdout().lock();
+    let (mut released, mut left) = (0, Vec::new());
+    for (ids, which) in asked {
+        let mut answer = client.ask(Ask::Release { ids, which })?;
+        released += answer["released"].as_u64().unwrap_or_default();
+        left.extend(Vec::<Kept>::deserialize(answer["left"].take())?);
+    }
+    writeln!(out, "released {released}")?;
+    for Kept { id, count, why } in &left {
+        match (id, count) {
+            (Some(id), _) => writeln!(out, "not {id}: {why}")?,
+            (None, count) => writeln!(out, "not released: {count}: {why}")?,
+        }
+    }
+    // whoever has given conditions has asked for those that can be
+    Ok(if left.iter().any(|kept| kept.id.is_some()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A flow that was not released, or how many of those that were chosen by conditions.
+#[derive(Deserialize)]
+struct Kept {
+    #[serde(default)]
+    id: Option<u64>,
+    #[serde(default)]
+    count: u64,
+    why: String,
 }
 
 /// Flow statistics of one listener.

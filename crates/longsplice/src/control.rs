@@ -17,6 +17,8 @@
 //! `"maintenance":true` it is not checked, either; so `undrain`, and `weight` with `"weight":7`, or null: the one configured
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
+//! {"version":1,"ask":"release","ids":[7,8]}       {"version":1,"released":1,"left":[{"id":8,"reason":"copying","why":"..."}]}, or with
+//! `which` as for `kill`: {"version":1,"released":1,"left":[{"count":3,"reason":"copying","why":"..."}]} (`NotReleased`)
 //! {"version":1,"ask":"purge","url":"http://a.example/x","below":true,"after":null}   {"version":1,"removed":3,"after":[0,4096]}:
 //! replies that caches have, some thousand files at a time; again with this `after`, until it is null
 //! {"version":1,"ask":"reload","enforce":true}   {"version":1,"reloaded":true,"added":["NAME"],"moved":[],"removed":[],"reset":0},
@@ -43,12 +45,13 @@ use crate::{
     telling,
     which::{Chosen, PAGE, Which},
 };
-use longsplice_engine::{Command, FlowState, Splicer, TraceError};
+use longsplice_engine::{Command, FlowState, NotReleased, Splicer, TraceError};
 use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, SocketAccess, Tell, events::Wanted};
 use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     io,
     net::Shutdown,
     os::{
@@ -128,6 +131,15 @@ pub enum Ask {
         #[serde(default)]
         ids: Option<Vec<u64>>,
         /// Flows with all of this; null: those of `ids`. One of the two is needed: a misspelt one must not end all flows.
+        #[serde(default)]
+        which: Option<Which>,
+    },
+    /// Close the parked sockets of flows.
+    Release {
+        /// Flow numbers; null: those of `which`.
+        #[serde(default)]
+        ids: Option<Vec<u64>>,
+        /// Flows with all of this; null: those of `ids`.
         #[serde(default)]
         which: Option<Which>,
     },
@@ -382,6 +394,12 @@ impl Office {
                     Err(why) => error(&why),
                 },
                 Ok(Ask::Kill { .. }) => error("\"kill\" needs \"ids\" or \"which\", and not both"),
+                Ok(Ask::Release { ids: Some(ids), which: None }) => self.release(&ids),
+                Ok(Ask::Release { ids: None, which: Some(which) }) => match which.read() {
+                    Ok(which) => self.release_chosen(&which).await,
+                    Err(why) => error(&why),
+                },
+                Ok(Ask::Release { .. }) => error("\"release\" needs \"ids\" or \"which\", and not both"),
                 Ok(Ask::Trace { id, count, seconds }) => {
                     self.trace(&mut write, id, count.unwrap_or(u64::MAX), seconds.min(TRACE_SECONDS_MAX)).await?;
                     continue;
@@ -485,6 +503,45 @@ impl Office {
         json!({ "version": VERSION, "killed": killed, "left": [] })
     }
 
+    /// Closes the sockets of flows.
+    fn release(&self, ids: &[u64]) -> Value {
+        if let Some(why) = self.cannot_splice() {
+            return error(&why);
+        }
+        let (mut released, mut left) = (0, Vec::new());
+        for id in ids {
+            match self.splicer.release(*id) {
+                Ok(()) => released += 1,
+                Err(why) => left.push(json!({ "id": id, "reason": why.as_str(), "why": why.to_string() })),
+            }
+        }
+        json!({ "version": VERSION, "released": released, "left": left })
+    }
+
+    /// The same a page at a time.
+    async fn release_chosen(&self, which: &Chosen) -> Value {
+        if let Some(why) = self.cannot_splice() {
+            return error(&why);
+        }
+        let (mut after, mut released, mut left) = (0, 0, BTreeMap::<NotReleased, u64>::new());
+        loop {
+            let page = self.splicer.flows_after(after, PAGE, None);
+            let Some(last) = page.last() else { break };
+            after = last.id;
+            for flow in page.iter().filter(|flow| which.has(flow)) {
+                match self.splicer.release(flow.id) {
+                    Ok(()) => released += 1,
+                    Err(NotReleased::NoFlow) => {} // it has just ended
+                    Err(why) => *left.entry(why).or_default() += 1,
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        let of = |(why, n): (NotReleased, u64)| json!({ "count": n, "reason": why.as_str(), "why": why.to_string() });
+        let left: Vec<_> = left.into_iter().map(of).collect();
+        json!({ "version": VERSION, "released": released, "left": left })
+    }
+
     /// Writes something at least once a second, so that both sides notice when the other is gone or hangs.
     async fn trace(&self, write: &mut WriteHalf<'_>, id: u64, mut left: u64, seconds: u32) -> io::Result<()> {
         const BEAT: Duration = Duration::from_secs(1);
@@ -526,6 +583,7 @@ impl Office {
         match ask {
             Ask::Ls { .. }
             | Ask::Kill { .. }
+            | Ask::Release { .. }
             | Ask::Trace { .. }
             | Ask::Purge { .. }
             | Ask::Reload { .. }
@@ -585,9 +643,13 @@ impl Office {
         }
     }
 
+    fn cannot_splice(&self) -> Option<String> {
+        self.splicer.refusal().map(|why| format!("no flow of this process can be spliced: {why}"))
+    }
+
     fn command(&self, id: u64, command: Command) -> Value {
-        if let Some(why) = self.splicer.refusal() {
-            return error(&format!("no flow of this process can be spliced: {why}"));
+        if let Some(why) = self.cannot_splice() {
+            return error(&why);
         }
         match self.splicer.command(id, command) {
             true => json!({ "version": VERSION, "done": true }),
@@ -663,6 +725,8 @@ mod tests {
             Ask::Upgrade { binary: Some("/usr/bin/longsplice".into()), limit: 60 },
             Ask::Kill { ids: Some(vec![7]), which: None },
             Ask::Kill { ids: None, which: Some(Which { user: Some("ann".into()), ..Which::default() }) },
+            Ask::Release { ids: Some(vec![7, 8]), which: None },
+            Ask::Release { ids: None, which: Some(Which::default()) },
             Ask::Inspect { id: 7 },
             Ask::Trace { id: 7, count: None, seconds: 60 },
             Ask::Unsplice { id: u64::MAX },

@@ -54,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Kill(args) => client::kill(control, args),
+        Command::Release(args) => client::release(control, args),
         Command::Events(args) => events::events(control, args),
         Command::Pools(json) => pools::pools(control, json.json),
         Command::Drain(args) => {

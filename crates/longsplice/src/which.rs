@@ -1,4 +1,4 @@
-//! Which flows a command is about: the options of `longsplice ls` and `longsplice kill`, and what requests say of them; which
+//! Which flows a command is about: the options of `longsplice ls`, `kill` and `release`, and what requests say of them; which
 //! server of a pool: those of `longsplice drain`, `undrain` and `weight`; and which events: those of `longsplice events`.
 
 use longsplice_engine::FlowStatus;
@@ -41,6 +41,41 @@ pub struct Which {
     /// Only flows with more bytes, of both directions together.
     #[arg(long, value_name = "BYTES")]
     pub min_bytes: Option<u64>,
+}
+
+/// Arguments of `longsplice kill`.
+#[derive(Debug, clap::Args)]
+pub struct KillArgs {
+    /// Numbers of flows, as `longsplice ls` shows them.
+    #[arg(value_name = "ID", value_parser = parse_flow, conflicts_with = "all")]
+    pub ids: Vec<u64>,
+
+    /// End all flows.
+    #[arg(long)]
+    pub all: bool,
+
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Arguments of `longsplice release`.
+#[derive(Debug, clap::Args)]
+pub struct ReleaseArgs {
+    /// Numbers of flows, as `longsplice ls` shows them.
+    #[arg(value_name = "ID", value_parser = parse_flow, conflicts_with = "all")]
+    pub ids: Vec<u64>,
+
+    /// Release all flows.
+    #[arg(long)]
+    pub all: bool,
+
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Reads the number of a flow.
+pub fn parse_flow(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "write the number of a flow, as `longsplice ls` shows it".to_owned())
 }
 
 /// Checks a prefix, and leaves it as it was written.

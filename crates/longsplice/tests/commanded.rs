@@ -1,7 +1,8 @@
-//! Flows that are listed and ended by conditions: `longsplice ls` and `longsplice kill`.
+//! Flows that are listed, ended and released by conditions: `longsplice ls`, `kill` and `release`.
 
 use crate::running::{
-    AT_ONCE, Control, LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, round_trip,
+    AT_ONCE, Control, LONGSPLICE, Running, Setting, connect, eventually, listener, longsplice, loopback_echo,
+    round_trip,
 };
 use longsplice_lab::{
     Family,
@@ -177,6 +178,116 @@ fn flows_are_chosen_by_conditions() {
     assert!(missing.contains(&format!("no flow of this process with these numbers: {large}")), "{missing}");
 }
 
+/// Runs the command, which may fail. Returns what it says, and whether it succeeds.
+fn release(proxy: &Running, options: &[&str]) -> (String, bool) {
+    let control = ["--control", proxy.control().to_str().unwrap()];
+    let out = longsplice(&[&["release"], options, &control].concat());
+    assert_eq!(String::from_utf8(out.stderr).unwrap(), "", "{options:?}");
+    (String::from_utf8(out.stdout).unwrap(), out.status.success())
+}
+
+/// Spliced flows lose their sockets on command and go on, and can be taken back. It is said of the others why they have not.
+#[test]
+#[ignore = "root"]
+fn spliced_flows_are_released() {
+    const COPIED: u16 = 7002;
+    const WAITS: u16 = 7003;
+    let plug = |name: &str, port: u16, more: &str| {
+        let at = FORWARDER_TO_CLIENT.port(Family::V4, port).to_string();
+        listener("plug", &at, &format!("name = \"{name}\"\ntarget = \"{}\"\n{more}", SERVER.port(Family::V4, FRONT)))
+    };
+    let stays = "policy = { splice = \"at-once\", release_after = \"never\" }";
+    let trigger = format!("{stays}\ntrigger = [{{ data = \"server\", then = \"copy\" }}]");
+    let setting = Setting::new(
+        &(plug("front", FRONT, stays)
+            + &plug("copied", COPIED, "policy = { splice = 1000000000 }")
+            + &plug("waits", WAITS, &trigger)),
+    );
+    setting.echo(SERVER.port(Family::V4, FRONT));
+    let mut proxy = setting.start();
+    let open = |port: u16| setting.connect(FORWARDER_TO_CLIENT.port(Family::V4, port));
+    let (mut one, mut two, mut copied, waits) = (open(FRONT), open(FRONT), open(COPIED), open(WAITS));
+    [&mut one, &mut two, &mut copied].into_iter().for_each(|client| round_trip(client, &[7; 1000]));
+    eventually("three that are spliced", || (proxy.flows_in("spliced") == 3).then_some(()));
+    let of =
+        |name: &str| listed(&proxy, &["--listener", name]).into_iter().map(|id| id.to_string()).collect::<Vec<_>>();
+    let (fronts, [copying, waiting]) = (of("front"), ["copied", "waits"].map(|name| of(name).remove(0)));
+    proxy.comes_to_rest(); // commands have descriptors, too
+    let before = proxy.descriptors();
+
+    // one that has just been spliced may not be there yet
+    let said = eventually("its release", || Some(release(&proxy, &[&fronts[0]])).filter(|(_, is_all)| *is_all));
+    assert_eq!(said, ("released 1\n".to_owned(), true));
+    proxy.wait_flow("released");
+    eventually("two descriptors less", || (proxy.descriptors() == before - 2).then_some(()));
+    [&mut one, &mut two].into_iter().for_each(|client| round_trip(client, &[8; 100_000]));
+    let all = [&fronts[0], &copying, &waiting, "4000000000", &fronts[1]];
+    let (said, is_all) = eventually("the other one", || {
+        Some(release(&proxy, &all)).filter(|(said, _)| said.starts_with("released 1\n"))
+    });
+    assert!(!is_all, "{said}");
+    for (id, why) in [
+        (&fronts[0], "it has no sockets any more"),
+        (&copying, "it is not spliced: it is copied"),
+        (&waiting, "it keeps its sockets: its trigger waits"),
+        (&"4000000000".to_owned(), "there is no flow"),
+    ] {
+        assert!(said.contains(&format!("not {id}: {why}")), "{said}");
+    }
+    eventually("both", || (proxy.flows_in("released") == 2).then_some(()));
+
+    // both come back, and may go again
+    fronts.iter().for_each(|id| drop(proxy.client(&["unsplice", id])));
+    eventually("both are copied", || (proxy.flows_in("copying") == 3).then_some(()));
+    [&mut one, &mut two].into_iter().for_each(|client| round_trip(client, &[9; 100_000]));
+    fronts.iter().for_each(|id| drop(proxy.client(&["splice", id])));
+    eventually("both are spliced", || (proxy.flows_in("spliced") == 3).then_some(()));
+    let (said, is_all) = eventually("both again", || {
+        let said = release(&proxy, &["--client", "10.0.0.0/8"]);
+        (proxy.flows_in("released") == 2).then_some(said)
+    });
+    assert!(is_all, "whoever gives conditions means what can be: {said}");
+    for why in ["it is not spliced: it is copied", "it keeps its sockets: its trigger"] {
+        assert!(said.contains(&format!("not released: 1: {why}")), "{said}");
+    }
+    [&mut one, &mut two].into_iter().for_each(|client| round_trip(client, &[10; 100_000]));
+
+    let mut control = Control::of(&proxy);
+    let mut ask = |what: Value| {
+        let mut request = json!({ "version": 1, "ask": "release" });
+        request.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
+        control.ask(&request).unwrap()
+    };
+    let all = ask(json!({ "which": {} }));
+    let reasons: Vec<_> = all["left"].as_array().unwrap().iter().map(|one| (&one["reason"], &one["count"])).collect();
+    let [one_copied, two_released, one_waits] = [json!("copying"), json!("released"), json!("trigger")];
+    let want = [(&one_copied, &json!(1)), (&two_released, &json!(2)), (&one_waits, &json!(1))];
+    assert_eq!((&all["released"], reasons), (&json!(0), want.to_vec()), "{all}");
+    let id: u64 = copying.parse().unwrap();
+    assert_eq!(ask(json!({ "ids": [id] }))["left"][0]["reason"], "copying");
+    for wrong in
+        [json!({}), json!({ "wich": {} }), json!({ "which": { "usr": "ann" } }), json!({ "ids": [1], "which": {} })]
+    {
+        assert!(ask(wrong.clone())["error"].is_string(), "{wrong}");
+    }
+    assert_eq!(proxy.client(&["kill", "--listener", "front"]), "killed 2\n");
+    assert!([one, two].into_iter().all(is_reset));
+    drop((copied, waits));
+    proxy.stop(&setting.pins[0]);
+}
+
+#[test]
+fn what_is_only_copied_is_not_released() {
+    let proxy = Running::copying(&loopback_echo(), &[]);
+    let mut client = connect(proxy.address());
+    round_trip(&mut client, b"alive");
+    for options in [&["1"][..], &["--all"], &["--user", "ann"]] {
+        let why = proxy.client_error(&[&["release"], options].concat());
+        assert!(why.contains("no flow of this process can be spliced"), "{why}");
+    }
+    round_trip(&mut client, b"alive");
+}
+
 #[test]
 fn what_is_meant_has_to_be_said() {
     for (arguments, want) in [
@@ -185,6 +296,8 @@ fn what_is_meant_has_to_be_said() {
         (&["kill", "--client", "10.0.0.1/8"], "invalid value '10.0.0.1/8'"),
         (&["ls", "--server", "x"], "invalid value 'x'"),
         (&["kill", "0x7"], "invalid value '0x7'"),
+        (&["release"], "name the flows to release: by number, by conditions, or with --all"),
+        (&["release", "7", "--user", "ann"], "not by both"),
     ] {
         let out = longsplice(arguments);
         let said = String::from_utf8(out.stderr).unwrap();

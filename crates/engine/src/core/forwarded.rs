@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     EndReason, PathCause, PathFinding, Refusal,
-    types::{Command, Policy, Trigger},
+    types::{Command, NotReleased, Policy, Trigger},
 };
 use longsplice_datapath::{EventKind, Pair, PathFlags, PathView, Side, SwitchError, Switched};
 use std::time::Duration;
@@ -147,12 +147,18 @@ impl Core {
         self.state == State::Released && self.forwarded.back.is_some()
     }
 
-    /// Returns whether the flow must keep its sockets, because of their ports, or because it waits for
+    /// Returns why the flow must keep its sockets, if it must: because of their ports, or because it waits for
     /// a limit or a trigger. Without the legs' records no limit is noticed.
+    pub fn keeps_sockets(&self, policy: &Policy) -> Option<NotReleased> {
+        match policy.trigger {
+            _ if self.message.is_some() => Some(NotReleased::Message),
+            Some(Trigger::ClientData | Trigger::ServerData) => Some(NotReleased::Trigger),
+            _ => policy.keeps_sockets.then_some(NotReleased::Adopted),
+        }
+    }
+
     fn waits(&self, policy: &Policy) -> bool {
-        policy.keeps_sockets
-            || self.message.is_some()
-            || matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
+        self.keeps_sockets(policy).is_some()
     }
 
     /// Returns when the sockets of a forwarded flow are to be closed. `None`: never,

@@ -7,6 +7,7 @@ mod commit;
 mod failures;
 mod messages;
 mod progress;
+mod release;
 mod start;
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -752,26 +753,6 @@ fn a_flow_is_released_in_time_and_comes_back_when_it_is_idle() {
         assert!(!flow.core.is_returning(), "it stays released");
         assert_eq!(flow.shown.refusal.is_some(), error == SwitchError::Fragments);
     }
-}
-
-#[test]
-fn a_flow_whose_way_leads_elsewhere_goes_without_its_old_sockets() {
-    let mut flow = Flow::spliced(Policy::default());
-    assert!(matches!(flow.see(Why::Elsewhere { transparent: true }), Action::Wait));
-    assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Release));
-    assert_eq!(flow.shown.refusal, Some(Refusal::Unattached));
-    assert!(matches!(flow.see(Why::Due), Action::Wait), "no new sockets while the old ones are there");
-    // the sockets could not be released: a later release is no request for new ones
-    assert!(matches!(flow.on(Event::Released(false)), Action::Wait));
-    assert!(matches!(flow.see(Why::Command(Command::Release)), Action::Release));
-    assert!(matches!(flow.on(Event::Released(true)), Action::Wait));
-    assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Recreate { force: false }));
-    flow.now += flow.policy.drain_limit;
-    assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Recreate { .. }), "the limit stays");
-    assert!(matches!(flow.see(Why::Due), Action::Recreate { force: false }), "never by force");
-    assert!(matches!(flow.on(Event::Recreated(Err(SwitchError::Busy))), Action::Wait));
-    assert!(!flow.core.is_returning());
-    assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Recreate { force: false }));
 }
 
 /// Another process can continue a flow.

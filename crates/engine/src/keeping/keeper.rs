@@ -208,7 +208,11 @@ impl Keeper {
         let mut action = kept.on(&flow, event);
         loop {
             let event = match action {
-                Action::Release => Event::Released(kept.release(d, &flow)),
+                Action::Release => {
+                    // when descriptors run short, it has none to give
+                    kept.core.release_at(&flow.policy).iter().for_each(|at| self.agenda.cancel_release(*at, id));
+                    Event::Released(kept.release(d, &flow))
+                }
                 Action::Recreate { force } => match kept.recreate(d, &flow, force) {
                     Ok(new) => return self.give_back(&flow, owner, |relay| relay.took_over(new)),
                     Err(error) => Event::Recreated(Err(error)),
