@@ -6,7 +6,7 @@ pub use serving::{ReloadArgs, StopArgs, UpgradeArgs};
 
 use crate::{
     import::ImportArgs,
-    which::{DrainArgs, EventsArgs, KillArgs, MemberArgs, ReleaseArgs, WeightArgs, Which, parse_flow},
+    which::{DrainArgs, EventsArgs, KillArgs, ListenerArgs, MemberArgs, ReleaseArgs, WeightArgs, Which, parse_flow},
 };
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
@@ -112,10 +112,10 @@ pub enum Command {
     Kill(KillArgs),
     /// Print what happens in the running proxy, as JSON lines, until interrupted.
     ///
-    /// Connections begin, are spliced and taken back, end or are refused; servers of pools go down and come back; the configuration
-    /// is reloaded, the program replaced. docs/operating.md lists the events and their fields. A reader that is too slow misses
-    /// events, and is told how many; the proxy waits for nobody. At most 16 can listen at a time. The exit status is 1 when the
-    /// proxy ends.
+    /// Connections begin, are spliced and taken back, end or are refused; servers of pools go down and come back; listeners are
+    /// paused, the configuration is reloaded, the program replaced. docs/operating.md lists the events and their fields. A reader
+    /// that is too slow misses events, and is told how many; the proxy waits for nobody. At most 16 can listen at a time. The exit
+    /// status is 1 when the proxy ends.
     Events(EventsArgs),
     /// List the servers of pools: state, weight, connections and requests now, and how often each was chosen and has failed.
     Pools(Json),
@@ -127,6 +127,14 @@ pub enum Command {
     Undrain(MemberArgs),
     /// Give a server of a pool another weight, until the configuration has a new one.
     Weight(WeightArgs),
+    /// Let listeners accept no clients for now: those who come wait until `longsplice resume`. Live connections go on.
+    ///
+    /// Clients wait in the queue of the kernel, and nobody is refused until that is full. This lasts over reloads and upgrades, until
+    /// the program ends. If one of the listeners is unknown or cannot be paused, none is. Those that take connections routed
+    /// through this machine cannot, nor can plugs whose clients shake hands with the target.
+    Pause(ListenerArgs),
+    /// Let paused listeners accept again, first those clients that have waited.
+    Resume(ListenerArgs),
     /// Show counters of packets (verdicts of the data path) and of connections: for each listener, how many were spliced,
     /// and why the others were not.
     Counters(Json),

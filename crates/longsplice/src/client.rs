@@ -6,7 +6,7 @@ use crate::{
     control::{Ask, Request, VERSION},
     handing::successor::Upgraded,
     paths::{self, PATIENCE},
-    which::{KillArgs, ReleaseArgs, Which},
+    which::{KillArgs, ListenerArgs, ReleaseArgs, Which},
 };
 use longsplice_proxy::{Question, Reloaded};
 use serde::Deserialize;
@@ -318,6 +318,19 @@ pub fn release(control: Option<&Path>, ReleaseArgs { ids, all, which }: &Release
     Ok(if left.iter().any(|kept| kept.id.is_some()) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// `longsplice pause` and `longsplice resume`.
+pub fn pause(control: Option<&Path>, ListenerArgs { listeners }: &ListenerArgs, is_paused: bool) -> Outcome {
+    let listeners = listeners.clone();
+    let ask = if is_paused { Ask::Pause { listeners } } else { Ask::Resume { listeners } };
+    let answer = Client::connect(control)?.ask(ask)?;
+    let (done, was) = if is_paused { ("paused", "was paused already") } else { ("resumed", "was not paused") };
+    let names = |key: &str| answer[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut out = io::stdout().lock();
+    names(done).try_for_each(|name| writeln!(out, "{done} {name}"))?;
+    names("already").try_for_each(|name| writeln!(out, "{name} {was}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// A flow that was not released, or how many of those that were chosen by conditions.
 #[derive(Deserialize)]
 struct Kept {
@@ -336,6 +349,8 @@ struct Listener {
     protocol: String,
     spliced: u64,
     refused: BTreeMap<String, u64>,
+    #[serde(default)]
+    paused: bool,
     live: u32,
     ended: BTreeMap<String, u64>,
 }
@@ -349,8 +364,10 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     for listener in answer.get("listeners").and_then(Value::as_array).into_iter().flatten() {
-        let Listener { name, listen, protocol, spliced, refused, live, ended } = Listener::deserialize(listener)?;
-        writeln!(out, "{name}: {protocol} on {listen}\n  {:<20} {spliced:>15}", "spliced")?;
+        let Listener { name, listen, protocol, spliced, refused, paused, live, ended } =
+            Listener::deserialize(listener)?;
+        let paused = if paused { ", paused" } else { "" };
+        writeln!(out, "{name}: {protocol} on {listen}{paused}\n  {:<20} {spliced:>15}", "spliced")?;
         for (why, n) in refused.iter().filter(|(_, n)| **n > 0) {
             writeln!(out, "  {:<20} {n:>15}", format!("not: {why}"))?;
         }

@@ -15,6 +15,8 @@
 //! {"version":1,"ask":"pools"}                     {"version":1,"pools":[...]} (`PoolValues`)
 //! {"version":1,"ask":"drain","member":"db/10.0.0.1:5432"}   {"version":1,"told":1}, the number of servers; with
 //! `"maintenance":true` it is not checked, either; so `undrain`, and `weight` with `"weight":7`, or null: the one configured
+//! {"version":1,"ask":"pause","listeners":["front"]}   {"version":1,"paused":["front"],"already":[]}, or an error, and none is; so
+//! `resume`, with `resumed`
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
 //! {"version":1,"ask":"release","ids":[7,8]}       {"version":1,"released":1,"left":[{"id":8,"reason":"copying","why":"..."}]}, or with
@@ -46,7 +48,7 @@ use crate::{
     which::{Chosen, PAGE, Which},
 };
 use longsplice_engine::{Command, FlowState, NotReleased, Splicer, TraceError};
-use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, SocketAccess, Tell, events::Wanted};
+use longsplice_proxy::{Purge, Purged, Question, Reloaded, Server, SocketAccess, Tell, ToldListeners, events::Wanted};
 use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -181,6 +183,16 @@ pub enum Ask {
         member: String,
         /// 0 to 256; null: that of the configuration.
         weight: Option<u16>,
+    },
+    /// Let listeners accept nobody for now.
+    Pause {
+        /// Their names.
+        listeners: Vec<String>,
+    },
+    /// Let them accept again.
+    Resume {
+        /// Their names.
+        listeners: Vec<String>,
     },
     /// Splice a flow.
     Splice {
@@ -602,6 +614,8 @@ impl Office {
             Ask::Undrain { member } => self.tell(&member, Tell::Undrain),
             Ask::Weight { weight: Some(weight), .. } if weight > 256 => error("a weight is a number from 0 to 256"),
             Ask::Weight { member, weight } => self.tell(&member, Tell::Weigh(weight)),
+            Ask::Pause { listeners } => self.pause(&listeners, true),
+            Ask::Resume { listeners } => self.pause(&listeners, false),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
         }
@@ -657,6 +671,16 @@ impl Office {
                 "flow {id} is of an earlier process: it is forwarded to its end, and cannot be taken back"
             )),
             false => no_flow(id),
+        }
+    }
+
+    fn pause(&self, listeners: &[String], is_paused: bool) -> Value {
+        match self.server.pause(listeners, is_paused) {
+            Ok(ToldListeners { done, already }) => {
+                let did = if is_paused { "paused" } else { "resumed" };
+                json!({ "version": VERSION, did: done, "already": already })
+            }
+            Err(why) => error(&why),
         }
     }
 
@@ -733,6 +757,8 @@ mod tests {
             Ask::Pools,
             Ask::Drain { member: "db/a:1".into(), maintenance: true },
             Ask::Weight { member: "a:1".into(), weight: Some(7) },
+            Ask::Pause { listeners: vec!["front".into(), "back".into()] },
+            Ask::Resume { listeners: vec!["front".into()] },
             Ask::Purge { url: "http://a.example/x".into(), below: true, after: Some((0, 7)) },
             Ask::Events(Wanted { listener: Some("front".into()), kinds: vec![Kind::Ended, Kind::MemberDown] }),
             Ask::Stop { drain: Some(5), flush: true },

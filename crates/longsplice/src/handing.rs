@@ -12,6 +12,7 @@
 //!                                                   is opened that can fail; or {"say":"refused","why":"..."}
 //! lets go of the data path, and of all that it offered
 //! {"say":"servers",...}                  ->         any number, if the new process has said that it takes them
+//! {"say":"paused",...}                   ->         for each listener that is paused, likewise
 //! {"say":"connection",...}               ->         any number, each followed by its bytes in hand
 //! {"say":"commit"}                       ->
 //!                                        <-         {"say":"serving"}
@@ -88,12 +89,18 @@ enum Message {
         /// It wants to know what is known of servers.
         #[serde(default)]
         servers: bool,
+        /// It wants to know which listeners are paused.
+        #[serde(default)]
+        paused: bool,
     },
     Refused {
         why: String,
     },
     Servers {
         known: Vec<Value>,
+    },
+    Paused {
+        name: String,
     },
     Connection {
         about: Box<Value>,
@@ -328,7 +335,7 @@ mod tests {
         let prepared = "{\"say\":\"prepared\",\"program\":\"0\"}";
         assert!(matches!(
             serde_json::from_str(prepared).unwrap(),
-            Message::Prepared { takes: None, servers: false, .. }
+            Message::Prepared { takes: None, servers: false, paused: false, .. }
         ));
     }
 

@@ -64,6 +64,8 @@ pub fn main() -> ExitCode {
         Command::Weight(args) => {
             pools::tell(control, Ask::Weight { member: args.of.member.clone(), weight: args.weight })
         }
+        Command::Pause(args) => client::pause(control, args, true),
+        Command::Resume(args) => client::pause(control, args, false),
         Command::Counters(json) => client::counters(control, json.json),
         Command::Reload(args) => client::reload(control, args.enforce),
         Command::Upgrade(args) => client::upgrade(control, args),

@@ -118,6 +118,12 @@ impl Snapshot {
         for l in &self.listeners {
             ConstGauge::new(i64::from(l.live)).encode(family.encode_family(&[("listener", &*l.name)])?)?;
         }
+        let about =
+            ("longsplice_listener_paused", "1: the listener is paused, and accepts nobody. 0: it accepts clients.");
+        let mut family = to.encode_descriptor(about.0, about.1, None, MetricType::Gauge)?;
+        for l in &self.listeners {
+            ConstGauge::new(i64::from(l.is_paused)).encode(family.encode_family(&[("listener", &*l.name)])?)?;
+        }
         let ended = self.listeners.iter().flat_map(|l| l.totals.ended.iter().map(|(how, n)| (&*l.name, *how, *n)));
         let about = (
             "longsplice_listener_ended",

@@ -281,8 +281,9 @@ async fn serve(
         control.take_file(path, access);
         haproxy.take_file(access);
     }
-    let Received { connections: handed, servers } = handed;
+    let Received { connections: handed, servers, paused } = handed;
     prepared.know(&servers);
+    prepared.pause(paused);
     prepared.listen()?; // the kernel checks the programs for a second
     let legs = handed.iter().flat_map(|handed| handed.about.recorded()).collect();
     let last = handed.iter().filter_map(|handed| handed.about.flow()).max().unwrap_or(0);

@@ -1,5 +1,6 @@
 //! Which flows a command is about: the options of `longsplice ls`, `kill` and `release`, and what requests say of them; which
-//! server of a pool: those of `longsplice drain`, `undrain` and `weight`; and which events: those of `longsplice events`.
+//! server of a pool: those of `longsplice drain`, `undrain` and `weight`; which listeners: those of `longsplice pause` and `resume`;
+//! and which events: those of `longsplice events`.
 
 use longsplice_engine::FlowStatus;
 use longsplice_proxy::{access::Prefix, events::Kind};
@@ -83,6 +84,14 @@ fn prefix(text: &str) -> Result<String, String> {
     text.parse::<Prefix>().map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
 
+/// Arguments of `longsplice pause` and `longsplice resume`.
+#[derive(Debug, clap::Args)]
+pub struct ListenerArgs {
+    /// Names of listeners, as `longsplice counters` shows them.
+    #[arg(value_name = "LISTENER", required = true)]
+    pub listeners: Vec<String>,
+}
+
 /// Arguments of `longsplice undrain`, and of all that is told a server.
 #[derive(Debug, clap::Args)]
 pub struct MemberArgs {
@@ -116,7 +125,7 @@ pub struct WeightArgs {
 /// Arguments of `longsplice events`.
 #[derive(Debug, clap::Args)]
 pub struct EventsArgs {
-    /// Of connections, print only those of the listener with this name.
+    /// Of listeners and their connections, print only those of this name.
     #[arg(long, value_name = "NAME")]
     pub listener: Option<String>,
 

@@ -44,6 +44,7 @@ mod notices;
 mod own;
 mod owner;
 mod pages;
+mod paused;
 mod peers;
 mod plugged;
 mod pools;

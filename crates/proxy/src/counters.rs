@@ -221,6 +221,9 @@ pub struct ListenerValues {
     pub spliced: u64,
     /// Number of flows that were not spliced, by the label of the refusal.
     pub refused: BTreeMap<&'static str, u64>,
+    /// It accepts nobody, because an operator has said so.
+    #[serde(rename = "paused")]
+    pub is_paused: bool,
     /// Number of connections that exist now.
     pub live: u32,
     /// Number of connections that have begun. One that a limit has turned away has not.

@@ -58,6 +58,10 @@ pub enum Kind {
     MemberDrained,
     /// An operator has told it to take its share again.
     MemberUndrained,
+    /// An operator has told a listener to accept nobody for now.
+    Paused,
+    /// It accepts again.
+    Resumed,
     /// Another configuration is in force.
     Reloaded,
     /// It could not be put in force.
@@ -74,7 +78,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Wanted {
-    /// Of connections, only those of the listener with this name.
+    /// Of connections and listeners, only those of this name.
     pub listener: Option<String>,
     /// Only these kinds; empty: all.
     pub kinds: Vec<Kind>,
@@ -121,6 +125,7 @@ struct Fact {
 enum What {
     Line(Box<Record>),
     Member { pool: String, member: String, why: String },
+    Listener { name: String },
     Reloaded { added: Vec<String>, moved: Vec<String>, removed: Vec<String>, reset: u64 },
     Failed { why: String },
     HandedOver { process: u32, program: String, left: usize, taken: usize, stay: u64 },
@@ -161,6 +166,11 @@ impl Events {
     /// Tells of a server of a pool.
     pub(crate) fn member(&self, kind: Kind, (pool, member): (&str, &str), why: &dyn Display) {
         self.tell(kind, || What::Member { pool: pool.into(), member: member.into(), why: why.to_string() });
+    }
+
+    /// Tells of a listener.
+    pub(crate) fn listener(&self, kind: Kind, name: &str) {
+        self.tell(kind, || What::Listener { name: name.into() });
     }
 
     /// Tells what has come of a reload.
@@ -358,7 +368,11 @@ impl Subscription {
 
     fn fact(&mut self, fact: &Fact, to: &mut String) {
         self.tell_missed(to);
-        let name = if let What::Line(record) = &fact.what { Some(record.name.as_deref()) } else { None };
+        let name = match &fact.what {
+            What::Line(record) => Some(record.name.as_deref()),
+            What::Listener { name } => Some(Some(name.as_str())),
+            _ => None,
+        };
         if self.wanted.has(fact.kind, name) {
             line(to, fact.at, fact.kind, &fact.what);
         }

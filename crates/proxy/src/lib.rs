@@ -71,6 +71,7 @@ pub use server::{
     Open, Prepared, Server,
     check::check,
     explain::{Explained, Question},
+    pausing::ToldListeners,
     reload::Reloaded,
 };
 pub use start_error::StartError;

@@ -7,6 +7,7 @@ mod connection;
 mod door;
 pub(crate) mod explain;
 mod handing;
+pub(crate) mod pausing;
 mod plug;
 pub(crate) mod reload;
 mod taken_up;
@@ -110,6 +111,7 @@ pub struct Prepared {
     pools: Pools,
     services: Vec<Arc<dyn Service>>,
     inherited: Arc<Inherited>,
+    paused: BTreeSet<Arc<str>>,
 }
 
 impl Prepared {
@@ -139,7 +141,10 @@ impl Prepared {
         let mut protocols = config.listeners.iter().map(|l| &l.protocol).filter(|p| p.traits().is_service);
         match protocols.find(|protocol| !services.iter().any(|service| service.serves(protocol))) {
             Some(missing) => Err(StartError::NotServed(missing.name())),
-            None => Ok(Prepared { config, sockets, log, events, taps, pools, services, inherited: inherited.into() }),
+            None => {
+                let (inherited, paused) = (inherited.into(), BTreeSet::new());
+                Ok(Prepared { config, sockets, log, events, taps, pools, services, inherited, paused })
+            }
         }
     }
 
@@ -167,9 +172,14 @@ impl Prepared {
         commanded::know(&self.pools, servers);
     }
 
+    /// Lets listeners of these names accept nobody at first, as another process has done: [`Server::paused`].
+    pub fn pause(&mut self, names: Vec<String>) {
+        self.paused = names.into_iter().map(Arc::from).collect();
+    }
+
     /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
-        let Prepared { config, sockets, log, events, taps, pools, services, inherited } = self;
+        let Prepared { config, sockets, log, events, taps, pools, services, inherited, paused } = self;
         let of_before = services.clone();
         let _ = spawn_blocking(move || of_before.iter().for_each(|service| service.begin())).await; // nothing of it panics
         let tpot = tpot::open(&config, inherited.follows())?;
@@ -223,6 +233,7 @@ impl Prepared {
         let mut state = lock(&server.state);
         server.tend(&mut state);
         server.inherited.close_unneeded();
+        state.keep_paused(&paused, &server.shared.events);
         state.doors.iter_mut().for_each(Door::accept);
         drop(state);
         Ok(server)
@@ -495,6 +506,7 @@ impl Server {
                 protocol: front.listener.protocol.name(),
                 spliced: tally.spliced(),
                 refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
+                is_paused: door.is_paused(),
                 live: front.live(),
                 begun: front.summed.begun(),
                 max_connections: front.listener.limits.connections,

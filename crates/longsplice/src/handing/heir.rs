@@ -51,6 +51,8 @@ pub struct Received {
     pub connections: Vec<Handed>,
     /// What is known of servers of pools.
     pub servers: Vec<KnownServer>,
+    /// Names of listeners that are paused.
+    pub paused: Vec<String>,
 }
 
 /// The sockets that it has offered.
@@ -161,7 +163,7 @@ impl Heir {
             let (name, protocol) = (name.clone(), protocol.clone());
             let _ = self.pair.say(&Message::Listens { name, protocol }, &[], limit);
         }
-        let _ = self.pair.say(&Message::Prepared { program, takes, servers: true }, &[], limit);
+        let _ = self.pair.say(&Message::Prepared { program, takes, servers: true, paused: true }, &[], limit);
         tracing::info!("prepared to take over");
         let (mut all, mut bytes) = (Received::default(), 0);
         let until = Instant::now() + limit;
@@ -172,6 +174,10 @@ impl Heir {
                 Ok(Some((Message::Servers { known }, _))) if all.servers.len() + known.len() <= MOST_SERVERS => {
                     // what is not understood is not known
                     all.servers.extend(known.into_iter().filter_map(|one| KnownServer::deserialize(one).ok()));
+                    continue;
+                }
+                Ok(Some((Message::Paused { name }, _))) if all.paused.len() < MOST_SOCKETS => {
+                    all.paused.push(name);
                     continue;
                 }
                 Ok(Some((other, _))) => return Err(format!("the process that hands over says {other:?}")),

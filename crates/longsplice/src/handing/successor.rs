@@ -195,8 +195,8 @@ impl Predecessor {
         let (go, mut stay) = select(connections, new.wanted.as_ref());
         let (taken, go) = (go.len(), Arc::new(go));
         let of_new = go.clone();
-        let servers = self.server.known_servers();
-        let committed = spawn_blocking(move || new.commit(&servers, &of_new, limit)).await;
+        let known = (self.server.known_servers(), self.server.paused());
+        let committed = spawn_blocking(move || new.commit(&known, &of_new, limit)).await;
         let committed = committed.map_err(|e| e.to_string()).and_then(|committed| committed);
         // whoever has sent them has ended
         let go = Arc::into_inner(go).unwrap_or_default();
@@ -280,8 +280,9 @@ struct Successor {
     program: String,
     /// Which connections it takes, if it takes any.
     wanted: Option<Wanted>,
-    /// It wants to know what is known of servers.
+    /// It wants to know what is known of servers, and which listeners are paused.
     wants_servers: bool,
+    wants_paused: bool,
 }
 
 /// Kills the process when it is dropped, unless it was taken out.
@@ -331,8 +332,14 @@ impl Successor {
         }
         let child = command.spawn().map_err(|e| format!("cannot start {}: {e}", binary.display()))?;
         drop(command); // its end of the pair
-        let mut new =
-            Successor { child: Started(Some(child)), pair, program: String::new(), wanted: None, wants_servers: false };
+        let mut new = Successor {
+            child: Started(Some(child)),
+            pair,
+            program: String::new(),
+            wanted: None,
+            wants_servers: false,
+            wants_paused: false,
+        };
         offer.sockets = sockets.len();
         let said = new.pair.say(&Message::Offer(offer), &[], limit).and_then(|()| {
             let say = |(of, socket): &(Of, OwnedFd)| {
@@ -348,8 +355,8 @@ impl Successor {
                 Message::Listens { name, protocol } if listeners.len() < MOST_SOCKETS => {
                     listeners.insert(name, protocol);
                 }
-                Message::Prepared { program, takes, servers } => {
-                    (new.program, new.wants_servers) = (program, servers);
+                Message::Prepared { program, takes, servers, paused } => {
+                    (new.program, new.wants_servers, new.wants_paused) = (program, servers, paused);
                     break takes;
                 }
                 other => return Err(format!("the new program says what was not asked: {other:?}")),
@@ -365,13 +372,20 @@ impl Successor {
     }
 
     /// Lets it serve, and go on with these connections. It takes commands once the pair is closed.
-    fn commit(mut self, servers: &[KnownServer], connections: &[Outgoing], limit: Duration) -> Result<Pair, String> {
+    fn commit(
+        mut self,
+        (servers, paused): &(Vec<KnownServer>, Vec<String>),
+        connections: &[Outgoing],
+        limit: Duration,
+    ) -> Result<Pair, String> {
         let until = Instant::now() + limit;
         let deaf = |e: io::Error| format!("the new program does not listen: {e}");
         // One that has given up says why, which is still to be heard.
         let left = || until.saturating_duration_since(Instant::now());
-        let said =
-            self.tell_of(servers, left).and_then(|()| connections.iter().try_for_each(|one| self.send(one, until)));
+        let said = self
+            .tell_of(servers, left)
+            .and_then(|()| self.tell_of_paused(paused, left))
+            .and_then(|()| connections.iter().try_for_each(|one| self.send(one, until)));
         let said = said.and_then(|()| self.pair.say(&Message::Commit, &[], left()));
         if let Err(e) = said {
             return Err(self.hear(Instant::now() + ENDS).map_or_else(|why| why, |_| deaf(e)));
@@ -399,6 +413,12 @@ impl Successor {
         // names may be longer than they usually are: that must not keep the rest from being handed over
         let mut texts = all.filter_map(|all| serde_json::to_vec(&all).ok().filter(|text| text.len() <= LONGEST));
         texts.try_for_each(|text| self.pair.send(&text, &[], left()))
+    }
+
+    /// Says which listeners are paused, if it wants to know.
+    fn tell_of_paused(&self, names: &[String], left: impl Fn() -> Duration) -> io::Result<()> {
+        let names = names.iter().filter(|_| self.wants_paused);
+        names.cloned().try_for_each(|name| self.pair.say(&Message::Paused { name }, &[], left()))
     }
 
     /// Sends a connection.

@@ -309,7 +309,7 @@ fn frontend(iid: u32, listener: &ListenerValues, whole: Whole) -> Row {
     let is_http = listener.protocol == "http";
     let limit = listener.max_connections.unwrap_or(u32::MAX).min(whole.max_connections);
     let status = match listener.live {
-        _ if whole.is_stopping => "STOP",
+        _ if whole.is_stopping || listener.is_paused => "STOP",
         live if live >= limit => "FULL",
         _ => "OPEN",
     };

@@ -12,6 +12,7 @@ fn listener(name: &str, protocol: &'static str) -> ListenerValues {
         protocol,
         spliced: 0,
         refused: BTreeMap::new(),
+        is_paused: false,
         live: 4,
         begun: 10,
         max_connections: None,

@@ -32,12 +32,25 @@ pub(super) struct Door {
     number: usize,
     /// What it will accept from, until it does.
     sources: Vec<Source>,
-    close: watch::Sender<bool>,
+    duty: watch::Sender<Duty>,
+    /// An operator wants it to accept nobody, also once it has stopped.
+    is_paused: bool,
     tasks: Vec<JoinHandle<()>>,
     /// Its socket, as long as it accepts.
     listener: Weak<Listener>,
     /// Has no end of its own.
     beside: Option<JoinHandle<()>>,
+}
+
+/// What the tasks of a door do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Duty {
+    /// They accept clients.
+    Accept,
+    /// They accept nobody until they are told to.
+    Pause,
+    /// They end.
+    Stop,
 }
 
 impl Door {
@@ -77,8 +90,9 @@ impl Door {
         });
         let listener = if let Source::Own(socket) = &source { Arc::downgrade(socket) } else { Weak::new() };
         let sources = pairs.map(Source::EndToEnd).into_iter().chain([source]).collect();
-        let (close, tasks, shared) = (watch::Sender::new(false), Vec::new(), shared.clone());
-        Ok(Door { fronts, asked, addr, tracks, shared, number, sources, close, tasks, listener, beside })
+        let (duty, is_paused, tasks) = (watch::Sender::new(Duty::Accept), false, Vec::new());
+        let shared = shared.clone();
+        Ok(Door { fronts, asked, addr, tracks, shared, number, sources, duty, is_paused, tasks, listener, beside })
     }
 
     /// Returns another descriptor of its socket, if it has one.
@@ -92,10 +106,26 @@ impl Door {
         mem::take(&mut self.tasks)
     }
 
+    /// Lets it accept nobody, or accept again. Returns false if it was told so before.
+    pub fn pause(&mut self, is_paused: bool) -> bool {
+        let duty = if is_paused { Duty::Pause } else { Duty::Accept };
+        self.duty.send_if_modified(|now| *now != Duty::Stop && mem::replace(now, duty) != duty);
+        mem::replace(&mut self.is_paused, is_paused) != is_paused
+    }
+
+    /// Whether it was told so.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
     /// Begins to accept, with the limits of its listener.
     pub fn accept(&mut self) {
         let front = self.fronts.now();
         announce(self.addr, &front.listener);
+        if self.is_paused {
+            let name = &front.listener.name;
+            tracing::info!("{name} is still paused: clients wait until `longsplice resume {name}`");
+        }
         if self.addr.ip().is_loopback() && self.shared.splicer.refusal().is_none() {
             tracing::info!(
                 "clients of {} are on this host: their connections are copied, not spliced (loopback)",
@@ -105,12 +135,12 @@ impl Door {
         front.take_effect();
         let runtime = self.shared.loads.runtime(self.number);
         for source in self.sources.drain(..) {
-            let (shared, fronts, stop) = (self.shared.clone(), self.fronts.clone(), self.close.subscribe());
+            let (shared, fronts, duty) = (self.shared.clone(), self.fronts.clone(), self.duty.subscribe());
             self.tasks.push(match source {
-                Source::Own(socket) => runtime.spawn(accept_all(shared, fronts, (socket, self.number), stop)),
+                Source::Own(socket) => runtime.spawn(accept_all(shared, fronts, (socket, self.number), duty)),
                 Source::EndToEnd(socket) => {
                     hold_first_data(&front.listener, &socket);
-                    runtime.spawn(accept_pairs(shared, fronts, (socket, self.number), stop))
+                    runtime.spawn(accept_pairs(shared, fronts, (socket, self.number), duty))
                 }
             });
         }
@@ -123,7 +153,7 @@ impl Door {
 
     /// Tells it to stop accepting. Its connections go on.
     pub fn stop_accepting(&self) {
-        self.close.send_replace(true);
+        self.duty.send_replace(Duty::Stop);
     }
 
     /// Stops accepting, and waits until its socket is closed.
@@ -294,14 +324,21 @@ async fn accept_all(
     shared: Arc<ServerContext>,
     fronts: Fronts,
     (socket, number): (Arc<Listener>, usize),
-    mut stop: watch::Receiver<bool>,
+    mut duty: watch::Receiver<Duty>,
 ) {
     let mut wait = BACK_OFF.0;
     let complaints = Complaints::default();
     loop {
+        // while it is paused, the socket is not looked at
+        if !duty.wait_for(|duty| *duty != Duty::Pause).await.is_ok_and(|duty| *duty == Duty::Accept) {
+            return;
+        }
         let accepted = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return,
+            told = duty.wait_for(|duty| *duty != Duty::Accept) => match told {
+                Ok(_) => continue,
+                Err(_) => return, // its door is gone
+            },
             accepted = socket.accept_idle() => accepted,
         };
         match accepted {
@@ -341,14 +378,14 @@ async fn accept_pairs(
     shared: Arc<ServerContext>,
     fronts: Fronts,
     (mut socket, number): (EndToEndListener, usize),
-    mut stop: watch::Receiver<bool>,
+    mut duty: watch::Receiver<Duty>,
 ) {
     let complaints = Complaints::default();
     loop {
         let accepted = tokio::select! {
             biased;
             // its hosts have shaken hands, and nobody else has the sockets
-            _ = stop.wait_for(|stop| *stop) => match socket.try_accept() {
+            _ = duty.wait_for(|duty| *duty == Duty::Stop) => match socket.try_accept() {
                 Some(accepted) => accepted,
                 None => return,
             },

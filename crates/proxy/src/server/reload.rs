@@ -135,6 +135,7 @@ impl Server {
         log: Option<OpenLog>,
         next: impl Iterator<Item = (Next, Option<usize>)>,
     ) -> (Vec<Door>, Reloaded) {
+        let paused = state.paused();
         let mut old: Vec<Option<Door>> = state.doors.drain(..).map(Some).collect();
         for (next, kept) in next {
             let door = match (next, kept.and_then(|at| old[at].take())) {
@@ -167,6 +168,7 @@ impl Server {
         state.config = config;
         self.tend(state);
         self.shared.splicer.limits_changed();
+        state.keep_paused(&paused, &self.shared.events);
         state.doors.iter_mut().filter(|door| door.is_new()).for_each(Door::accept);
         (gone, reloaded)
     }
