@@ -50,7 +50,7 @@ fn the_defaults_are_as_they_are_told() {
     let [help, man, readme, bench] = texts.map(|t| t.split_whitespace().collect::<Vec<_>>().join(" "));
     let (bytes, body) = (Policy::PAYS_FROM, format!("bodies from {} KB on", Http::BODY_PAYS_FROM >> 10));
     assert_eq!((bytes % 1024, Http::BODY_PAYS_FROM % 1024), (0, 0));
-    assert!(help.contains(&format!("[default: {bytes}]")) && help.contains(&body), "{help}");
+    assert!(help.contains(&format!("after {bytes} bytes [default: auto]")) && help.contains(&body), "{help}");
     assert!(man.contains(&format!("spliced after {} KiB:", bytes >> 10)), "{man}");
     assert!(readme.contains(&format!("(WebSocket) and {body}")), "{body}");
     assert!(bench.contains(&format!("after {} KB, and {body}", bytes >> 10)), "{body}");
