@@ -76,7 +76,7 @@ pub(super) struct Control {
     /// Until when nothing is copied, since the flow is to be spliced before the server has sent anything.
     pub start_until: Option<Time>,
     /// Set while senders are held back.
-    approach: Option<Approach>,
+    pub approach: Option<Approach>,
     /// Number of bytes copied when copying began, and that time.
     pub began: (Pair<u64>, Time),
     /// Round-trip time of the whole path, and what the flow is to be compared with after its splice, if it is watched.
@@ -130,7 +130,7 @@ impl Again {
 /// An attempt to make queues short enough for a freeze.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-struct Approach {
+pub(super) struct Approach {
     /// The first look.
     began: Time,
     /// What the longest of the queues so far would take.
@@ -338,6 +338,9 @@ impl Core {
                 None => u64::MAX,
             },
         };
+        if control.enough != 0 {
+            (control.is_client_far, control.start_until) = (false, None); // nobody waits for a start that does not come
+        }
         match control.enough {
             u64::MAX => Action::CopyOn { forget, windows: Pair::both(None) },
             _ => self.proceed(cx),
@@ -372,7 +375,9 @@ impl Core {
             return Action::Look;
         }
         if control.start_until.is_some_and(|at| cx.now >= at) {
-            self.starts_copied(cx.shown, cx.policy);
+            if self.starts_copied(cx.shown, cx.policy) {
+                return Action::HoldBack(Pair::both(None));
+            }
         }
         let control = self.control_mut();
         if control.slowed.is_some_and(|slowed| slowed.is_to_be_compared(cx.now, control.began.1)) {
@@ -413,7 +418,7 @@ impl Core {
     }
 
     fn command(&mut self, cx: &mut Context<'_>, command: Command) -> Action {
-        self.starts_copied(cx.shown, cx.policy);
+        let was_held = self.starts_copied(cx.shown, cx.policy);
         match command {
             Command::Splice => {
                 self.stay = false;
@@ -430,7 +435,7 @@ impl Core {
                 let control = self.control_mut();
                 (control.wanted, control.enough) = (false, u64::MAX);
                 // otherwise the limits on the sockets' buffers would stay
-                if control.approach.take().is_some() {
+                if control.approach.take().is_some() || was_held {
                     return Action::HoldBack(Pair::both(None));
                 }
             }
@@ -469,10 +474,8 @@ impl Core {
         if control.is_client_far {
             return match distance.is_to_start() && cx.at.server.consumed == 0 && facts.server.unread == 0 {
                 true => self.start(cx, facts, distance.finding(Some(PathCause::Far))),
-                false => {
-                    self.starts_copied(cx.shown, cx.policy);
-                    self.proceed(cx)
-                }
+                false if self.starts_copied(cx.shown, cx.policy) => Action::HoldBack(Pair::both(None)),
+                false => self.proceed(cx),
             };
         }
         match distance.judge() {

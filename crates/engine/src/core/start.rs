@@ -12,6 +12,8 @@ const FASTER_AFTER: u32 = 10;
 const FASTER: u64 = 3;
 /// Part of a far client's round trip within which a flow has to be spliced before its server sends anything.
 const START_WITHIN: u32 = 4;
+/// ... and most time for that, however long the handshake has taken.
+const START_MOST: Duration = Duration::from_millis(250);
 
 /// How slow a flow had become.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +36,7 @@ impl Slowed {
 impl Core {
     /// Splices before anything is copied. What the client has said waits meanwhile: its answer must not come before the splice.
     pub(super) fn start(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>, finding: PathFinding) -> Action {
-        let within = facts.client.min_rtt.unwrap_or_default() / START_WITHIN;
+        let within = (facts.client.min_rtt.unwrap_or_default() / START_WITHIN).min(START_MOST);
         self.control_mut().start_until.get_or_insert(cx.now + within);
         self.approach(cx, facts, finding)
     }
@@ -50,13 +52,15 @@ impl Core {
         (control.slowed, control.was_slow) = (None, arrived as f64 > least);
     }
 
-    /// Has a flow with a far client begin like any other.
-    pub(super) fn starts_copied(&mut self, shown: &mut Progress, policy: &Policy) {
+    /// Has a flow with a far client begin like any other. Returns whether a sender was held back for the start.
+    pub(super) fn starts_copied(&mut self, shown: &mut Progress, policy: &Policy) -> bool {
         let control = self.control_mut();
-        if std::mem::take(&mut control.is_client_far) {
-            control.start_until = None;
-            control.enough = control.enough.max(policy.threshold().unwrap_or_default());
-            shown.finding = None;
+        if !std::mem::take(&mut control.is_client_far) {
+            return false;
         }
+        control.start_until = None;
+        control.enough = control.enough.max(policy.threshold().unwrap_or_default());
+        shown.finding = None;
+        control.approach.take().is_some()
     }
 }

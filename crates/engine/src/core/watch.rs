@@ -15,6 +15,8 @@ const SLOW: u32 = 2;
 /// The same of a flow of which nothing was copied before. Its start is the only one with which it can be compared: BBR has lost its
 /// rate after some fifteen round trips, once it knows what the path carries and believes that a window for the near leg will do.
 const START_ROUNDS: u32 = 2;
+/// How many times as rare looks become while nothing moves.
+const START_PAUSE: u32 = 8;
 /// Looks at which bytes have moved.
 const START_LOOKS: u32 = 16;
 /// BBR measures the shortest round trip anew after ten seconds, and is not slow any more then.
@@ -40,6 +42,8 @@ pub(super) enum Before {
 pub(super) struct RateWatch {
     before: Before,
     began: Time,
+    /// Time between two looks while bytes move.
+    usual: Duration,
     pause: Duration,
     looked: Time,
     /// What the entries had forwarded at the last look.
@@ -59,7 +63,8 @@ impl RateWatch {
             Before::Start(_) => START_ROUNDS,
         };
         let (pause, ends, none) = (rounds * rtt, None, Pair::both(0));
-        Some(RateWatch { before, began: now, pause, looked: now, ends, rates: none, slow: Pair::both(0), looks: 0 })
+        let (slow, usual) = (Pair::both(0), pause);
+        Some(RateWatch { before, began: now, usual, pause, looked: now, ends, rates: none, slow, looks: 0 })
     }
 
     /// Returns the time between two looks.
@@ -83,7 +88,7 @@ impl RateWatch {
     /// Returns how slow a flow is now of which nothing was copied.
     pub fn slowed_since_start(&self) -> Option<Slowed> {
         let sender = self.slowest();
-        let slowed = Slowed { sender, rate: self.rates[sender], rtt: self.pause / START_ROUNDS };
+        let slowed = Slowed { sender, rate: self.rates[sender], rtt: self.usual / START_ROUNDS };
         matches!(self.before, Before::Start(_)).then_some(slowed)
     }
 
@@ -114,7 +119,10 @@ impl RateWatch {
             }
         }
         (self.ends, self.looked) = (Some(ends), now);
-        self.looks += u32::from(has_moved || matches!(self.before, Before::Copied(_)));
+        let counts = has_moved || matches!(self.before, Before::Copied(_));
+        self.looks += u32::from(counts);
+        // one that waits for its next request costs little
+        self.pause = if counts { self.usual } else { (2 * self.pause).min(START_PAUSE * self.usual) };
         self.slow.iter().any(|slow| *slow >= SLOW)
     }
 }
@@ -198,11 +206,13 @@ mod tests {
         let (began, mut paths) = (Duration::from_secs(1), Pair::<PathView>::default());
         let mut watch =
             RateWatch::new(began, Duration::from_millis(100), Before::Start(Pair::both(0))).expect("a watch");
-        let looks = (0..).find(|n| {
-            watch.look(began + *n * watch.pause(), &paths);
+        let mut now = began;
+        let looks = (0..).find(|_| {
+            now += watch.pause();
+            watch.look(now, &paths);
             watch.is_over()
         });
-        assert_eq!(looks, Some(60), "nothing has moved for 12 s");
+        assert_eq!(looks, Some(10), "nothing has moved for 12 s: after 0.2, 0.4, 0.8 and then each 1.6 s");
         let mut watch =
             RateWatch::new(began, Duration::from_millis(100), Before::Start(Pair::both(0))).expect("a watch");
         let looks = (0..).find(|n| {
