@@ -89,7 +89,7 @@ pub struct Record {
     pub datagrams: Option<Datagrams>,
     /// Reason why the flow was not spliced, or error in the request.
     pub refusal: Option<String>,
-    /// What was measured, if the refusal is `path`.
+    /// What was measured, if the refusal is `path`, or if the flow was spliced before its first byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathFinding>,
     /// Number of processes that the flow has lived through, if more than one.
