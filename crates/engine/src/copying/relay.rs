@@ -83,11 +83,12 @@ impl Relay {
         let obstacle = engine.obstacle(&legs.client, &legs.server);
         let in_hand = left.by_sender();
         let lengths = in_hand.each_ref().map(|bytes| bytes.len() as u64);
+        let has_streams = message.is_none();
         let mut core = Core::new(message, obstacle, lengths);
         if legs.iter().any(Leg::lacks_record) {
             core = core.without_records();
         }
-        let is_client_far = legs.server.opened.client_rtt.is_some_and(|rtt| rtt > FAR_CLIENT);
+        let is_client_far = has_streams && legs.server.opened.client_rtt.is_some_and(|rtt| rtt > FAR_CLIENT);
         if is_client_far && !engine.slow.has(legs.server.tuple().remote.ip()) {
             core = core.for_far_client();
         }

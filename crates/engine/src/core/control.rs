@@ -294,8 +294,14 @@ impl Core {
                 self.proceed(cx)
             }
             Event::Refused { why, for_good } => {
-                if self.records == Records::Asked {
+                let is_asked = self.records == Records::Asked;
+                if is_asked {
                     self.records = Records::Lacking; // a command asks again
+                }
+                // what cannot start with a splice may have one later
+                if self.control().is_client_far || (is_asked && !self.control().is_due()) {
+                    let was_held = self.starts_copied(cx.shown, cx.policy);
+                    return if was_held { Action::HoldBack(Pair::both(None)) } else { Action::Wait };
                 }
                 cx.refuse(why);
                 self.copy(cx, for_good.then_some(why))
@@ -321,6 +327,7 @@ impl Core {
             forget = Some(why);
         }
         let is_message = self.message.is_some();
+        let begins = cx.policy.when == SpliceWhen::Auto && cx.policy.path != PathRule::Any && !is_message;
         let pays = self.message.as_mut().is_some_and(|m| std::mem::take(&mut m.pays)); // the first attempt only
         let control = self.control.as_mut().expect("not forwarded");
         let idle = cx.policy.idle_limit.get();
@@ -330,7 +337,7 @@ impl Core {
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
             _ if control.wanted || pays => 0,
-            SpliceWhen::Auto if control.is_client_far && !is_message && cx.policy.path != PathRule::Any => 0,
+            _ if control.is_client_far && begins => 0,
             when => match when.threshold() {
                 Some(n) if is_message => control.worth(n),
                 Some(n) => n,
@@ -338,8 +345,8 @@ impl Core {
                 None => u64::MAX,
             },
         };
-        if control.enough != 0 {
-            (control.is_client_far, control.start_until) = (false, None); // nobody waits for a start that does not come
+        if control.enough != 0 || !begins {
+            control.begins_copied(cx.shown); // nobody waits for a start that does not come
         }
         match control.enough {
             u64::MAX => Action::CopyOn { forget, windows: Pair::both(None) },
@@ -374,10 +381,8 @@ impl Core {
         if control.settle_at.is_some_and(|at| cx.now >= at) {
             return Action::Look;
         }
-        if control.start_until.is_some_and(|at| cx.now >= at) {
-            if self.starts_copied(cx.shown, cx.policy) {
-                return Action::HoldBack(Pair::both(None));
-            }
+        if control.start_until.is_some_and(|at| cx.now >= at) && self.starts_copied(cx.shown, cx.policy) {
+            return Action::HoldBack(Pair::both(None));
         }
         let control = self.control_mut();
         if control.slowed.is_some_and(|slowed| slowed.is_to_be_compared(cx.now, control.began.1)) {
@@ -418,20 +423,21 @@ impl Core {
     }
 
     fn command(&mut self, cx: &mut Context<'_>, command: Command) -> Action {
-        let was_held = self.starts_copied(cx.shown, cx.policy);
         match command {
             Command::Splice => {
                 self.stay = false;
+                self.starts_copied(cx.shown, cx.policy);
                 if let Some(why) = self.obstacle(cx) {
                     cx.refuse(why);
                 } else {
                     cx.shown.refusal = None;
                     let control = self.control_mut();
-                    (control.wanted, control.enough, control.again) = (true, 0, None);
+                    (control.wanted, control.enough, control.again, control.slowed) = (true, 0, None, None);
                 }
             }
             Command::Unsplice => {
                 self.stay = true;
+                let was_held = self.starts_copied(cx.shown, cx.policy);
                 let control = self.control_mut();
                 (control.wanted, control.enough) = (false, u64::MAX);
                 // otherwise the limits on the sockets' buffers would stay
@@ -449,7 +455,7 @@ impl Core {
     fn measured(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
-        if let Some(slowed) = control.slowed {
+        if let Some(slowed) = control.slowed.filter(|slowed| slowed.is_to_be_compared(cx.now, control.began.1)) {
             self.compare_with_spliced(cx.now, slowed, facts);
             return self.proceed(cx);
         }

@@ -1,7 +1,10 @@
 //! The start of a flow with a far client and a near server: it is spliced before anything is copied, if that can be done in time.
 
-use super::{Action, Context, Core, Progress, Time};
-use crate::{finding::PathFinding, types::Policy};
+use super::{Action, Context, Control, Core, Progress, Time, watch::START_WINDOW};
+use crate::{
+    finding::{PathCause, PathFinding},
+    types::Policy,
+};
 use longsplice_datapath::{Pair, PathFacts, Side};
 use std::time::Duration;
 
@@ -33,6 +36,14 @@ impl Slowed {
     }
 }
 
+impl Control {
+    /// Notes that the flow does not start with a splice.
+    pub fn begins_copied(&mut self, shown: &mut Progress) {
+        (self.is_client_far, self.start_until) = (false, None);
+        shown.finding = shown.finding.filter(|found| found.cause != PathCause::Far || shown.splices > 0);
+    }
+}
+
 impl Core {
     /// Splices before anything is copied. What the client has said waits meanwhile: its answer must not come before the splice.
     pub(super) fn start(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>, finding: PathFinding) -> Action {
@@ -48,19 +59,20 @@ impl Core {
         let copied = control.streams[slowed.sender].copied - before[slowed.sender];
         // what waits here, or is under way, says nothing of the path
         let arrived = copied.saturating_sub(facts[slowed.sender.other()].outstanding.into());
-        let least = (FASTER * slowed.rate) as f64 * now.saturating_sub(began).as_secs_f64();
+        // A client that had stopped, and reads again, is faster as well. It tells of its server only what no small window carries.
+        let small = (f64::from(START_WINDOW) / slowed.rtt.as_secs_f64().max(f64::EPSILON)) as u64;
+        let least = (FASTER * slowed.rate.max(small)) as f64 * now.saturating_sub(began).as_secs_f64();
         (control.slowed, control.was_slow) = (None, arrived as f64 > least);
     }
 
     /// Has a flow with a far client begin like any other. Returns whether a sender was held back for the start.
     pub(super) fn starts_copied(&mut self, shown: &mut Progress, policy: &Policy) -> bool {
         let control = self.control_mut();
-        if !std::mem::take(&mut control.is_client_far) {
+        if !control.is_client_far {
             return false;
         }
-        control.start_until = None;
+        control.begins_copied(shown);
         control.enough = control.enough.max(policy.threshold().unwrap_or_default());
-        shown.finding = None;
         control.approach.take().is_some()
     }
 }

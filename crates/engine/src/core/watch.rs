@@ -22,7 +22,9 @@ const START_LOOKS: u32 = 16;
 /// BBR measures the shortest round trip anew after ten seconds, and is not slow any more then.
 const START_TIME: Duration = Duration::from_secs(12);
 /// Most bytes in flight of a sender that is slow by itself: 16 segments. BBR keeps four, and some for acknowledgements that are late.
-const START_WINDOW: u32 = 16 * 1460;
+pub(super) const START_WINDOW: u32 = 16 * 1460;
+/// ... and fewest: four segments that are smaller than most. Who has fewer in flight answers questions, or has nothing to send.
+const START_LEAST: u32 = 4 * 1000;
 /// It must have carried more than so many times what it carries now. A sender that loses segments may fall to a half, time and again.
 const START_MOST: u64 = 3;
 
@@ -109,7 +111,12 @@ impl RateWatch {
                     Before::Copied(rates) => rate < rates[from] / 2,
                     Before::Start(most) => {
                         most[from] = most[from].max(rate);
-                        in_flight <= START_WINDOW && rate < most[from] / START_MOST
+                        let is_small = (START_LEAST..=START_WINDOW).contains(&in_flight);
+                        // it has sent a small window in each round trip, and much more before
+                        let least = u64::from(START_ROUNDS * START_LEAST);
+                        let rtt = (self.usual / START_ROUNDS).as_secs_f64();
+                        let was_large = most[from] as f64 * rtt > f64::from(2 * START_WINDOW);
+                        is_small && was_large && moved >= least && rate < most[from] / START_MOST
                     }
                 };
                 // a sender with nothing in flight waits for its program, or for the other host

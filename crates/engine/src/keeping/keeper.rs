@@ -39,6 +39,8 @@ struct Keeper {
     returning: Vec<u64>,
     /// Earliest time of the next looks.
     next_look: Time,
+    /// Number of flows since the last ones that will be looked at soon, since they are watched.
+    watched: usize,
     /// Earliest time of the next attempts to give flows new sockets.
     next_try: Time,
     /// Earliest time at which lingering entries are removed again, unless there are too many: many in each call.
@@ -53,8 +55,9 @@ pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
     let (now, guard) = (monotonic(), Guard::new(&engine, Instant::now()));
     let deserted = Deserted::default();
+    let (next_look, next_try, next_clear, watched) = (now, now, now, 0);
     let mut k =
-        Keeper { engine, agenda, returning, next_look: now, next_try: now, next_clear: now, guard, sweeper, deserted };
+        Keeper { engine, agenda, returning, next_look, watched, next_try, next_clear, guard, sweeper, deserted };
     while !k.engine.is_closing() {
         match events.wait(k.rest()) {
             Ok(events) => {
@@ -77,7 +80,7 @@ pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>
             }
         }
         if now >= k.next_look {
-            k.next_look = now + PACE;
+            (k.next_look, k.watched) = (now + PACE, 0);
             k.look(now);
         }
         k.release(now);
@@ -234,7 +237,10 @@ impl Keeper {
         if matches!(why, Why::Look | Why::Kept) {
             // use at most a quarter of the looks: flows that come later need some, too
             let fair = PACE * (4 * self.agenda.looks() / LOOKS) as u32;
-            let due = monotonic() + kept.pause(&flow, fair);
+            // one that is watched for some seconds cannot wait for all others
+            let is_soon = kept.core.look_within().is_some() && self.watched < LOOKS / 2;
+            self.watched += usize::from(is_soon);
+            let due = monotonic() + kept.pause(&flow, if is_soon { Duration::ZERO } else { fair });
             kept.due = due.into();
             self.agenda.look(due, id);
         }

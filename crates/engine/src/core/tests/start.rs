@@ -40,6 +40,8 @@ fn a_near_server_of_a_far_client_is_spliced_before_its_first_byte() {
     assert!(matches!(flow.on(near()), Action::Freeze { fit: false }));
     assert!(matches!(flow.frozen(), Action::Wait));
     assert!(flow.core.copies(), "what was in hand goes on in the drain");
+    flow.drained();
+    assert!(matches!(flow.on(Event::Committed(Ok(Box::default()))), Action::Keep));
     let found = flow.shown.path_finding().expect("the numbers that have decided");
     assert_eq!((found.cause, found.rtt_us, flow.shown.refusal), (PathCause::Far, Pair::new(100_000, 500), None));
 
@@ -76,9 +78,39 @@ fn others_are_copied_first() {
     ] {
         assert!(matches!(far(policy).on(Event::Attended(true)), Action::Wait));
     }
-    let mut message = far(Policy::default());
-    message.core = Core::new(Some(Message::from_server(None)), None, Pair::both(0)).for_far_client();
-    assert!(matches!(message.on(Event::Attended(true)), Action::Wait));
+    let message = |length| {
+        let mut flow = far(Policy::default());
+        flow.core = Core::new(Some(Message::from_server(length)), None, Pair::both(0)).for_far_client();
+        flow
+    };
+    assert!(matches!(message(None).on(Event::Attended(true)), Action::Wait));
+    // one that is long enough is judged at once, as ever
+    let mut long = message(Some(2 * Policy::PAYS_FROM));
+    assert!(matches!(long.on(Event::Attended(true)), Action::Measure));
+    assert!(matches!(long.on(facts(RTT, 0)), Action::Freeze { .. }));
+}
+
+#[test]
+fn what_cannot_start_with_a_splice_may_have_one_later() {
+    let refused = || Event::Refused { why: Refusal::TableFull, for_good: true };
+    let mut flow = starting();
+    assert!(matches!(flow.on(refused()), Action::Wait));
+    assert_eq!((flow.core.copies(), flow.shown.refusal, flow.core.most()), (true, None, Policy::PAYS_FROM));
+    // it comes when the flow is copied already
+    let mut flow = starting();
+    flow.now += RTT;
+    flow.on(Event::Timer);
+    assert!(matches!(flow.on(refused()), Action::Wait));
+    flow.copy(Side::Server, 40_000);
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
+    assert!(matches!(flow.on(facts(RTT, 0)), Action::HoldBack(_)), "1 MB first: both legs are long");
+    // one that cannot be frozen
+    let mut flow = starting();
+    flow.on(Event::Adopted);
+    flow.on(near());
+    flow.on(Event::Frozen(Err(SwitchError::Mismatch)));
+    assert_eq!((flow.core.copies(), flow.shown.refusal), (true, Some(Refusal::Mismatch)));
+    assert_eq!(flow.shown.path_finding(), None, "it was not spliced");
 }
 
 #[test]
@@ -126,7 +158,8 @@ fn slow() -> Flow {
 #[test]
 fn a_server_is_slow_only_if_copying_is_faster() {
     // 20 KB in each look of 200 ms; ten round trips are a second
-    for (copied, outstanding, is_slow) in [(400_000, 0, true), (400_000, 100_001, false), (250_000, 0, false)] {
+    // a small window carries 233 KB in a second
+    for (copied, outstanding, is_slow) in [(1_000_000, 0, true), (1_000_000, 200_000, false), (700_000, 0, false)] {
         let mut flow = slow();
         flow.copy(Side::Server, copied);
         flow.on(Event::Moved);
