@@ -6,7 +6,7 @@ pub use serving::{ReloadArgs, StopArgs, UpgradeArgs};
 
 use crate::{
     import::ImportArgs,
-    which::{DrainArgs, EventsArgs, KillArgs, ListenerArgs, MemberArgs, ReleaseArgs, WeightArgs, Which, parse_flow},
+    which::{DrainArgs, EventsArgs, FlowsArgs, ListenerArgs, MemberArgs, WeightArgs, Which, parse_flow},
 };
 use clap::{ArgAction, ArgGroup, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
@@ -105,11 +105,11 @@ pub enum Command {
     /// Name flows as for `kill`. That sets descriptors and memory free before `release_after` of the policy does. A flow that needs
     /// its sockets keeps them: one that relays the body of an HTTP message, or whose trigger waits for data. So does one that is
     /// copied. It is said of each number why it was not released, or of how many, and the exit status is 1 if a number is among them.
-    Release(ReleaseArgs),
+    Release(FlowsArgs),
     /// End flows with a reset to client and server, and print how many.
     ///
     /// Name flows by number, or say which ones are meant: conditions that are given together must all hold.
-    Kill(KillArgs),
+    Kill(FlowsArgs),
     /// Print what happens in the running proxy, as JSON lines, until interrupted.
     ///
     /// Connections begin, are spliced and taken back, end or are refused; servers of pools go down and come back; listeners are

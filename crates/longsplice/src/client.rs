@@ -6,7 +6,7 @@ use crate::{
     control::{Ask, Request, VERSION},
     handing::successor::Upgraded,
     paths::{self, PATIENCE},
-    which::{KillArgs, ListenerArgs, ReleaseArgs, Which},
+    which::{FlowsArgs, ListenerArgs, Which},
 };
 use longsplice_proxy::{Question, Reloaded};
 use serde::Deserialize;
@@ -279,7 +279,7 @@ fn named(to: &str, ids: &[u64], which: &Which, all: bool) -> Result<Vec<Named>, 
 }
 
 /// `longsplice kill`.
-pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> Outcome {
+pub fn kill(control: Option<&Path>, FlowsArgs { ids, all, which }: &FlowsArgs) -> Outcome {
     let asked = named("end", ids, which, *all)?;
     let mut client = Client::connect(control)?;
     let (mut killed, mut left) = (0, Vec::new());
@@ -297,7 +297,7 @@ pub fn kill(control: Option<&Path>, KillArgs { ids, all, which }: &KillArgs) -> 
 }
 
 /// `longsplice release`.
-pub fn release(control: Option<&Path>, ReleaseArgs { ids, all, which }: &ReleaseArgs) -> Outcome {
+pub fn release(control: Option<&Path>, FlowsArgs { ids, all, which }: &FlowsArgs) -> Outcome {
     let asked = named("release", ids, which, *all)?;
     let mut client = Client::connect(control)?;
     let mut out = io::stdout().lock();

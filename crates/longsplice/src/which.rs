@@ -44,29 +44,14 @@ pub struct Which {
     pub min_bytes: Option<u64>,
 }
 
-/// Arguments of `longsplice kill`.
+/// Arguments of `longsplice kill` and `longsplice release`.
 #[derive(Debug, clap::Args)]
-pub struct KillArgs {
+pub struct FlowsArgs {
     /// Numbers of flows, as `longsplice ls` shows them.
     #[arg(value_name = "ID", value_parser = parse_flow, conflicts_with = "all")]
     pub ids: Vec<u64>,
 
-    /// End all flows.
-    #[arg(long)]
-    pub all: bool,
-
-    #[command(flatten)]
-    pub which: Which,
-}
-
-/// Arguments of `longsplice release`.
-#[derive(Debug, clap::Args)]
-pub struct ReleaseArgs {
-    /// Numbers of flows, as `longsplice ls` shows them.
-    #[arg(value_name = "ID", value_parser = parse_flow, conflicts_with = "all")]
-    pub ids: Vec<u64>,
-
-    /// Release all flows.
+    /// All flows.
     #[arg(long)]
     pub all: bool,
 
